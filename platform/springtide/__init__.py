@@ -4,7 +4,7 @@ The packages, in the order in which data flows through them:
 
     config/       settings: frozen models, quantities with units, recipes
     storage/      files, each written whole or not at all: local disk, s3, gs, az, memory; a cache on each node
-    events/       events of a run, as values; names and units of its metrics
+    events/       events of a run, such as a step or a save, as frozen values; names and units of metrics
       |
     corpus/       text and chats -> token ids                              sources, tokenizer, templates
     dataset/      corpus -> shards in restartable stages: tokenized parts, plan, shards
@@ -19,17 +19,19 @@ The packages, in the order in which data flows through them:
     hf/           import and export of Hugging Face models: safetensors, config.json, tokenizer
     eval/         text from a model: sampling, batches with a cache, log-probabilities, lm-evaluation-harness
       |
-    elastic/      decisions, without I/O: which nodes train, when to resize, notices, health, save interval   (pure)
+    elastic/      decisions, without I/O: which nodes train, when to resize, preemption, health, save interval (pure)
     preemption/   notices that this machine will be preempted: metadata services of clouds, a file
     tune/         hyperparameter sweeps: search spaces, searches, trials, rankings, a folder    (pure except for the folder)
       |
     training/     the training step, the loop as an iterator of events, plug-in parts of the loop; runs under torchrun
-    tracking/     listeners of events: journal, ledger, console, MLflow, Prometheus
+    tracking/     listeners of events: journal (log of all events), ledger (costs), console, MLflow, Prometheus
     run/          a run's folder: open, verify, status; its HTML report in report/
       |
     ray/          the only package that imports Ray: cluster/ data/ train/ tune/
     planning/     memory, time, cost and spot markets before a run is paid for
     api/          Python calls for users: train, prepare, sweep, drill     cli/   the same as shell commands
+
+Shapes: T rows of a dataset, L + 1 ids in a row, G rows in a batch, n rows on a rank, B rows of a micro-batch, V ids in all.
 
 All packages use ``errors``. ``faults`` has the points at which tests inject faults. ``renamed`` resolves old module names.
 ``import springtide`` is fast: torch and Ray are imported when training starts.

@@ -22,8 +22,9 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 _PASSWORD = re.compile(r"(?P<before>://[^\s:/?#@]*:)(?:[^\s/?#]*|(?!\d*[/?#])[^\s@'\"]{1,128}+)(?=@)")
-"""Matches ``://user:password@``. The password may contain an unquoted @. Up to the first @ it may also contain / ? #, unless
-it begins like a port: digits, then / ? or #. The pattern has no URL scheme: searching for one would take quadratic time."""
+"""Matches ``://user:password`` before an @. The password may contain an unquoted @. Up to the first @ it may also contain / ?
+#, unless the text looks like a port and a path: digits, then / ? or #. The pattern has no URL scheme: searching for one would
+take quadratic time."""
 _TOKEN_AS_USER = re.compile(r"(?P<before>https?://)[^\s:/?#@*]+(?=@)", re.IGNORECASE)
 """Matches the user in https://TOKEN@host, because git hosts accept a token there. In other schemes the user is no secret:
 abfs://container@account."""
@@ -57,9 +58,9 @@ _MOST_SHOWN = 2000
 _LINE = 300
 """Most characters of an error's message that ``in_one_line`` returns."""
 _UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, which command a terminal, except newline and tab
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, which could control a terminal, except newline and tab
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb"
-    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"  # invisible, or reverse the text that follows
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"  # characters that are invisible, or reverse text
     "\ud800-\udfff\ufffe\uffff]"  # not allowed in UTF-8 or XML; Python uses some for bytes of file names that are not UTF-8
 )
 """Characters that ``printable`` replaces. It keeps the joiners and variation selectors of emoji, and of Indic and Mongolian
@@ -75,7 +76,7 @@ class ConfigError(SpringtideError, ValueError):
 
 
 class CorpusError(SpringtideError, ValueError):
-    """A corpus (the source text of a dataset) is missing, empty or too small."""
+    """A corpus (source text), the dataset made from it, or its labels cannot be used: missing, damaged, empty or too small."""
 
 
 class CorruptShard(SpringtideError):
@@ -117,12 +118,13 @@ class UnfitNode(SpringtideError):
 
 
 class RunExists(SpringtideError):
-    """A run with this id exists already; it continues only if a resume is requested."""
+    """A run with this id exists already and no resume is requested, or another process holds the right to write the run."""
 
 
 class LeaseOvertaken(RunExists):
-    """A worker group that hung runs again, but meanwhile the run's snapshot servers saved its state under a newer lease (claim
-    to write to the run). The hung group must not save. A new group resumes from the saved state."""
+    """A worker group that had hung runs again, but its lease (right to write the run) is outdated. Meanwhile the snapshot
+    servers, which keep copies of its state in memory, saved that state under a newer lease. The hung group must not save any
+    more; a new group resumes from the saved state."""
 
 
 class TrainingFailed(SpringtideError):
@@ -148,7 +150,7 @@ class StoppedWaiting(SpringtideError):
 
 def look_up(table: Mapping[str, _T], field: str, value: str) -> _T:
     """Return the entry of ``table`` for the value of the setting ``field``. Raises ConfigError if the table does not list the
-    value: there is no default, so that a value never runs the code of another value.
+    value: there is no default, because an unknown value must not run the code of another value.
 
     >>> look_up({"relu": max}, "model.activation", "tanh")
     Traceback (most recent call last):

@@ -3,8 +3,9 @@
     this process: fault_point("restore", "before") --> point, when, pid --> the test: injects a fault, or not
                   continues                  <-------- "go" --------
 
-Only armed processes report: the test's own, in which the controller runs; each worker's (armed by ``TrainJob``); the checkpoint
-writer process of each worker (by ``CommitJob``); the snapshot servers (by ``SnapshotServer.follow``).
+Only processes that were armed with a test's address report: the test's own process, in which the controller runs; each worker
+(armed by ``TrainJob``); each worker's checkpoint writer process (by ``CommitJob``); the snapshot servers (by
+``SnapshotServer.follow``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ POINTS: dict[Point, str] = {
 """Fault point -> the process that reports it, and the action. Each point is reported before and after the action."""
 
 _HOLD_S = 60.0
-"""Longest time that a process waits at a fault point for the test's reply [s]."""
+"""Longest time that a process waits at a fault point for the test's reply [s]. Then it continues."""
 
 _address = ""
 

@@ -1,7 +1,7 @@
 """Old module names. Importing a module by its old name still works, and warns with the new name.
 
-``NEW_NAMES`` has the old names of public modules: those that examples, notebooks, jobs or documentation import. Others are
-internal and may move without an entry in ``NEW_NAMES``; ``docs/decisions/renames.md`` lists their new names.
+``NEW_NAMES`` has the old names of public modules: those that examples, notebooks, jobs or documentation import. Other modules
+are internal and may move without an entry in ``NEW_NAMES``; ``docs/decisions/renames.md`` lists their new names.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class _Renamed(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Make old names importable. The hook goes before other finders, which would load a renamed package's modules twice."""
+    """Make old names importable. The hook goes first: other finders would load the modules of a renamed package a second
+    time."""
     if not any(isinstance(one, _Renamed) for one in sys.meta_path):
         sys.meta_path.insert(0, _Renamed())

@@ -1,1 +1,2 @@
-"""The Python API: prepare, train, sample, sweep, label, queue, drill. Layer rule: the only package that combines all others."""
+"""The Python API: prepare, train, sample, sweep, label, queue, drill. Layer rule: only this package combines all other
+packages."""

@@ -1,10 +1,10 @@
 """Execute the commands that users give to a run (save, pause, resize, stop; ``run.control``) while its driver trains the run.
 
-    command file in the run's folder -> this thread -> request to the worker group, or limit on its workers
-    event that shows the effect      -> this thread -> result file of the command
+    command file in the run's folder -> control thread -> request to the worker group, or limit on its workers
+    event that shows the effect      -> control thread -> result file of the command
 
-Training never waits for this thread. It polls for commands every second, on an object store every ten seconds, with one request
-per poll.
+Training never waits for the control thread. The thread polls for commands every second in a local folder, and every ten seconds
+in an object store, with one request per poll.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from springtide.run.folder import Run
 _LOOK_S, _LOOK_AT_STORE_S = 1.0, 10.0
 """Time between two polls for a command, in a local folder and in an object store [s]."""
 _LIST_EVERY = 20
-"""Number of polls after which the folder is listed. The other polls check only the next command number, and a number may be
-missing."""
+"""Number of polls after which the run's folder is listed, to find commands after a missing command number. All other polls
+check only whether the next number exists."""
 _END_S = 10.0
 _log = logging.getLogger(__name__)
 
 
 class Workers(Protocol):
-    """The interface to a run's workers that commands use; ``WorkerLender`` implements it."""
+    """The interface to a run's workers through which commands act; ``WorkerLender`` implements it."""
 
     def ask(self, request: GroupRequest) -> None:
         """Send a request to the current worker group."""
@@ -57,10 +57,11 @@ class Workers(Protocol):
 
 
 class Controls:
-    """Executes the commands to one run. It is also a listener of the run's events, which show when a command takes effect."""
+    """Executes the commands to one run. It is also a listener of the run's events: an event shows when a command takes
+    effect."""
 
     def __init__(self, config: Config, run: Run, workers: Workers, step: int = 0) -> None:
-        """Apply the worker limit and the pause that earlier commands have set. ``step``: the last step that was trained."""
+        """Apply the worker limit and the pause that earlier commands have set. ``step``: number of the last trained step."""
         before = standing(run.folder)
         self._config, self._run, self._workers = config, run, workers
         self._next, self._unanswered = before.following, before.unanswered
@@ -70,18 +71,18 @@ class Controls:
         self._pending: list[tuple[Command, int]] = []
         """(command, step at which it was accepted) of each command that has not taken effect yet, oldest first."""
         self._results: list[CommandResult] = []
-        """Results of commands that the thread has yet to write to the run's folder."""
+        """Results of commands that the control thread has not written to the run's folder yet."""
         self._step, self._workers_now = step, 0
         self._rests = False
         """True if the run is paused and its workers are released."""
         self._unheard = self._ended = False
-        """``_unheard``: the worker group may have missed a save request, which must be repeated. ``_ended``: the run has
-        ended."""
+        """``_unheard``: True if the worker group may have missed a save request, which must then be repeated. ``_ended``: True
+        if the run has ended."""
         workers.limit(self._limit)
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks for the user on a worker limit or a pause that earlier commands have set."""
+        """Remarks for the user if earlier commands have set a worker limit or a pause."""
         name, found = self._run.id, list[str]()
         if self._limit.paused_by:
             found.append(
@@ -93,7 +94,8 @@ class Controls:
 
     @contextlib.contextmanager
     def carried_out(self) -> Iterator[None]:
-        """Execute commands in a thread during the ``with`` block. Commands that have not taken effect at its end fail."""
+        """Execute commands in a thread during the ``with`` block. At its end, commands that have not taken effect yet get a
+        failed result."""
         thread = threading.Thread(target=self._look_out, name="springtide-control", daemon=True)
         thread.start()
         try:
@@ -102,24 +104,25 @@ class Controls:
             with self._changed:
                 self._ended = True
                 self._changed.notify()
-            thread.join(_END_S)  # a store that does not respond must not delay the end of the run
+            # wait for the thread only a limited time: a store that does not respond must not delay the end of the run
+            thread.join(_END_S)
 
     def __call__(self, event: Event) -> None:
-        """Settle the pending commands whose effect an event of the run shows."""
+        """Handle an event of the run: commands whose effect the event shows are done and get their result."""
         with self._changed:
             match event:
                 case StepDone():
                     self._step = event.step
                 case Started():
                     self._step, self._workers_now, self._rests = event.step, event.world_size, False
-                    # the new group may start at an earlier step than the one at which a save was requested: then its first save
-                    # is the result
+                    # The new group may start at an earlier step than the one at which a save was requested. Then its first save
+                    # counts as the result of this request
                     self._pending = [(one, min(at, event.step)) for one, at in self._pending]
                     self._settle("resize", _train(event.world_size), self._is_small_enough)
-                    self._unheard = True  # the group that ended may have missed a save request: repeat it
+                    self._unheard = True  # repeat a pending save request: the group that ended may have missed it
                 case Saved():
                     self._settle("save", f"{event.name} is committed", lambda _, at: event.step >= at, event.step)
-                    self._unheard = True  # if a save is still pending, this one began before the request: repeat it
+                    self._unheard = True  # repeat a request that is still pending: this save began before the request
                 case SaveSkipped():
                     self._unheard = True
                 case SaveFailed():
@@ -165,7 +168,7 @@ class Controls:
                 self._ask_again()
             except (OSError, SpringtideError) as error:
                 if not warned:
-                    _log.warning("%s: no commands are heard for now (%s)", self._run.folder.url, error)
+                    _log.warning("%s: cannot read commands to this run (%s); retrying", self._run.folder.url, error)
                 warned = True
             with self._changed:
                 if not self._results and not self._ended:
@@ -184,11 +187,11 @@ class Controls:
         try:
             write_result(self._run.folder, result)
         except OSError as error:
-            _log.warning("the result of command %d could not be written: %s (%s)", result.number, result.text, error)
+            _log.warning("cannot write this result of command %d: %s (%s)", result.number, result.text, error)
 
     def _drop_withdrawn(self) -> None:
-        """Drop commands that their callers have withdrawn, and apply the worker limit and the pause that hold without them. A
-        save or a stop that the workers were already asked for still happens."""
+        """Drop commands that their callers have withdrawn, and apply the worker limit and the pause that hold without these
+        commands. A save or a stop that the workers have already been asked for still happens."""
         with self._changed:
             waiting = [one for one, _ in self._pending]
         gone = [one.number for one in waiting if read_result(self._run.folder, one.number) is not None]
@@ -200,14 +203,14 @@ class Controls:
         self._set(self._limit._replace(workers=before.workers, paused_by=before.paused_by))
 
     def _set(self, limit: WorkerLimit) -> None:
-        """Apply a limit to the workers. A new serial number makes the controller report a pause again, even if the limit has
-        not changed."""
+        """Apply a worker limit or pause. It gets a new serial number, so that the controller reports a pause again even if
+        nothing has changed."""
         self._limit = limit._replace(serial=self._limit.serial + 1)
         self._workers.limit(self._limit)
 
     def _answer_old(self) -> None:
-        """Write results for the commands that were given while no driver trained the run. Limits and pauses take effect; saves
-        and stops must be given again."""
+        """Write results for commands that were given while no driver trained the run. Limits and pauses take effect now. Saves
+        and stops fail: they must be given again."""
         while self._unanswered:
             number, *rest = self._unanswered
             one = self._read(number)
@@ -232,11 +235,11 @@ class Controls:
             limits = Limits(workers=found.workers, paused_by=found.paused_by, before=self._next)
             write_limits(self._run.folder, limits)
         except OSError as error:
-            _log.warning("the limits of %s could not be written: %s", self._run.folder.url, error)
+            _log.warning("cannot write the worker limit and pause of %s: %s", self._run.folder.url, error)
 
     def _take_new(self, listed: Sequence[int]) -> None:
         """Read and execute all new commands, in the order of their numbers. ``listed``: numbers of new commands from a listing
-        of the folder, which also finds commands after a missing number."""
+        of the folder. They include commands after a missing number."""
         waiting = list(listed)
         while waiting or has_command(self._run.folder, self._next):
             self._next = max(self._next, waiting.pop(0) if waiting else 0)
@@ -263,7 +266,7 @@ class Controls:
         return self._why_not(one.workers) if one.verb == "resize" and one.workers else ""
 
     def _why_not(self, workers: int) -> str:
-        """Return why the run cannot train on this number of workers; empty if it can."""
+        """Return the reason why the run cannot train on this number of workers; empty if it can."""
         elastic, shards = self._config.elastic, max(1, self._config.parallel.shards)
         if not elastic.min_workers <= workers <= elastic.max_workers:
             limits = f"elastic.min_workers is {elastic.min_workers} and max_workers {elastic.max_workers}"

@@ -1,5 +1,5 @@
 """Checks of this machine before training. Each check returns a measured value, a limit and a remedy. A check that hangs does
-not block the others."""
+not stop the checks after it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from springtide.errors import ConfigError, explain, redacted
 from springtide.storage import Folder
 from springtide.storage.host_limits import lacks_locked_memory, lacks_shared_memory, locked_memory, rdma_devices
 
-if TYPE_CHECKING:  # Ray loads only when needed
+if TYPE_CHECKING:  # import Ray's code only for type checks: loading Ray takes time
     from springtide.ray.cluster.upload import Upload
 
 _USUAL_S = 20.0
@@ -39,10 +39,10 @@ _CLOCKS_APART_S = 2.0
 _LONGEST_S = 1.0
 """Warn if one small request to a store takes longer than this [s]: the commit of a checkpoint makes a few in a row."""
 _USUAL_BYTES = 10 * 2**20
-"""Warn if the working directory to upload for a Ray job is larger than this: it probably contains data by mistake."""
+"""Warn if the folder to upload as a Ray job's working directory is larger than this: it probably contains data by mistake."""
 _MIB = 2**20
 _NAMED = 12
-"""Most file names that one line of output lists."""
+"""Largest number of file names in one line of output."""
 
 
 class CheckPlan(NamedTuple):
@@ -98,7 +98,8 @@ def carry_out(plan: CheckPlan) -> list[Check]:
     def make() -> None:
         try:
             found.extend(plan.make())
-        except Exception as error:  # a broken driver or client may raise anything; continue with the other checks
+        # a broken driver or client may raise any exception: report it as a failed check and continue
+        except Exception as error:
             text = redacted(f"{type(error).__name__}: {error}")[:300]
             found.append(Check(plan.name, "fail", f"the check ended with {text}", "", "repair what it names"))
 
@@ -136,7 +137,8 @@ class StoreCheck:
             self._folder.remove()
             left = self._folder.names()
         except OSError as error:
-            left = [str(error)[:100]] if found[0].status != "fail" else []  # a failed check may have no folder
+            # if the check itself has failed, do not report this error, too: there may be no folder to remove or list
+            left = [str(error)[:100]] if found[0].status != "fail" else []
         for one in made:  # remove the folders that this check has created, if they are empty
             with contextlib.suppress(OSError):
                 one.rmdir()
@@ -195,7 +197,7 @@ class StoreCheck:
 
 
 def clock_check(told_s: float, before_s: float, after_s: float) -> list[Check]:
-    """Return the check of the store's clock against this machine's; empty if the store reports no time.
+    """Compare the store's clock with this machine's clock. Returns the check; nothing if the store reports no time.
 
     Args:
         told_s: time at which the store reports that a file was written; the store may have cut off the fraction of a second.
@@ -232,7 +234,8 @@ def _timed(call: Callable[[], _T]) -> tuple[float, _T]:
 
 
 def _not_sent(found: Upload) -> Iterator[Check]:
-    """Yield a check result about files that Ray would not upload, and one about links that lead out of the folder to upload."""
+    """Yield up to two checks of an upload: a list of files that Ray would leave out, and a warning about links that lead out of
+    the folder."""
     if found.left_out:
         counts = {
             name: f" ({count:,} file{'s' * (count != 1)})" * name.endswith("/")
@@ -252,7 +255,7 @@ def _some(names: list[str]) -> str:
 
 
 class UploadCheck:
-    """Checks what ``ray job submit --working-dir`` would upload of a folder."""
+    """Checks a folder that ``ray job submit --working-dir`` would upload."""
 
     def __init__(self, folder: str) -> None:
         """Raise ConfigError if ``folder`` is not a folder."""
@@ -261,7 +264,7 @@ class UploadCheck:
         self._folder = folder
 
     def make(self) -> list[Check]:
-        """Measure the files that would be uploaded, and check for changes that are not committed to git."""
+        """Measure the files that would be uploaded, and warn of changes that are not committed to git."""
         from springtide.ray.cluster.upload import upload_of  # Ray loads only when needed
 
         found = upload_of(self._folder)
@@ -286,20 +289,21 @@ class UploadCheck:
         return Check("upload, commit", "warn", f"{commit}, with changes that are not committed", "no changes", remedy)
 
 
-# The GPU checks of ``springtide doctor``: driver, devices, torch's build, and requirements of their network. Also whether gloo
-# works between two processes.
+# The GPU checks of ``springtide doctor``: driver, devices, torch's build, and what NCCL needs of this machine. Also a check
+# that two processes can exchange data by gloo.
 
 _FIELDS = (
     "name,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total,"
     "clocks_throttle_reasons.active,mig.mode.current"
 )
 _THROTTLED = {0x8: "hardware slowdown", 0x20: "thermal (software)", 0x40: "thermal (hardware)", 0x80: "power brake"}
-"""Bit of NVML's clock event reasons -> the problem that lowers a GPU's clock. The power cap is left out: it is usual under
-load."""
+"""Bit of NVML's clock event reasons -> the problem that lowers a GPU's clock. The bit of the power cap is left out, because
+GPUs under load often reach their power cap."""
 _LEAST_DRIVER = {13: 580, 12: 525, 11: 450}
-"""CUDA's major version -> branch of the oldest driver that runs it. Source: NVIDIA, CUDA Compatibility, minor versions."""
+"""Major version of CUDA -> major version of the oldest driver that runs it. Source: NVIDIA, CUDA Compatibility, minor
+versions."""
 _LOST = ("is lost", "fallen off the bus", "Unable to determine the device handle")
-"""Texts that nvidia-smi prints about a GPU that no longer responds."""
+"""Parts of nvidia-smi's messages about a GPU that no longer responds."""
 _LOST_REMEDY = "look for Xid 79 in the kernel's log (dmesg), and reboot the host; if it comes back, replace the GPU"
 _NVIDIA, _DISPLAYS = "0x10de", ("0x0300", "0x0302")
 """PCI vendor id of NVIDIA, and the PCI classes of GPUs: VGA and 3D controllers."""
@@ -309,13 +313,13 @@ step."""
 
 
 def gpus(environment: Mapping[str, str], sys: str = "/sys", dev: str = "/dev") -> list[Check]:
-    """Check the NVIDIA GPUs of this machine with nvidia-smi: whether all respond and are of one kind, memory in use, ECC
-    errors, throttling, MIG. Also check the requirements of their network.
+    """Check the NVIDIA GPUs of this machine with nvidia-smi: all respond and are of one kind, memory in use, ECC errors,
+    throttling, MIG. Also check what NCCL needs of this machine.
 
     Args:
         environment: environment variables, name -> value.
         sys: path of sysfs.
-        dev: path of the device files that this container was given.
+        dev: path of the device files that this machine or container has.
     """
     on_bus, program = devices_on_bus(sys), shutil.which("nvidia-smi", path=environment.get("PATH"))
     if program is None and on_bus:
@@ -384,7 +388,7 @@ def gpu(number: int, line: str) -> Check:
 
 
 def given(dev: str = "/dev") -> int:
-    """Return the number of GPUs with a device file on this machine or in this container.
+    """Return the number of GPUs that this machine or container was given: those with a device file.
 
     Args:
         dev: path of the device files.
@@ -393,7 +397,7 @@ def given(dev: str = "/dev") -> int:
 
 
 def together(lines: Sequence[str], expected: int) -> list[Check]:
-    """Return one check per problem that shows only when all GPUs of this machine are compared: one is missing, or kinds differ.
+    """Compare all GPUs of this machine. Returns one check per problem: GPUs are missing, or are of different kinds.
 
     Args:
         lines: output of nvidia-smi, one line per GPU.
@@ -452,7 +456,8 @@ def torch_and_gloo(environment: Mapping[str, str], timeout_s: float = 80.0) -> l
         timeout_s: time after which both processes are killed [s].
     """
     with tempfile.TemporaryDirectory() as folder:
-        # as in checkpoint/writer_process.py: pass on sys.path; with -P the working directory does not precede it
+        # pass on sys.path, as checkpoint/writer_process.py does; -P keeps the working directory from the front of sys.path,
+        # where it could hide packages
         command = [sys.executable, "-P", "-m", "springtide.distributed.gloo_speed", f"{folder}/meet"]
         path = {"PYTHONPATH": os.pathsep.join(sys.path)}
         local = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
@@ -486,7 +491,7 @@ def torch_check(facts: Mapping[str, Any], driver: str) -> Check:
 
     Args:
         facts: output of ``springtide.distributed.gloo_speed``.
-        driver: version of the NVIDIA driver; empty without one.
+        driver: version of the NVIDIA driver; empty if there is no driver.
     """
     cuda, seen = str(facts["cuda"]), int(facts["num_gpus"])
     build = f"CUDA {cuda}, NCCL {facts['nccl'] or 'none'}" if cuda else "without CUDA"
@@ -496,7 +501,8 @@ def torch_check(facts: Mapping[str, Any], driver: str) -> Check:
     if driver and not cuda:
         remedy = f"pip install torch --index-url https://download.pytorch.org/whl/{wheels(driver)}"
         return Check("torch", "fail", f"{figure}, and the driver is {driver}", "a build with CUDA", remedy)
-    if not seen and branch.isdigit() and int(branch) < needed:  # if seen: NVIDIA's compatibility package is in use
+    # fail only if torch sees no GPU: with NVIDIA's compatibility package, an older driver works, too
+    if not seen and branch.isdigit() and int(branch) < needed:
         remedy = f"a newer driver, or torch from https://download.pytorch.org/whl/{wheels(driver)}"
         return Check(
             "torch", "fail", f"{figure}; driver {driver}", f"driver {needed} or newer for CUDA {major}", remedy
@@ -514,7 +520,7 @@ def torch_check(facts: Mapping[str, Any], driver: str) -> Check:
 
 
 def wheels(driver: str) -> str:
-    """Return the name of the index of torch builds that a driver can run: ``cu`` and a CUDA version.
+    """Return the name of the package index with torch builds that a driver can run: ``cu`` and a CUDA version.
 
     Args:
         driver: version of the driver.
@@ -533,7 +539,7 @@ def has_code(capability: str, archs: Sequence[str]) -> bool:
 
     Args:
         capability: compute capability of the GPU, such as ``9.0``.
-        archs: architectures of the build, from ``torch.cuda.get_arch_list``; if empty, the build counts as one that runs.
+        archs: architectures of the build, from ``torch.cuda.get_arch_list``. If empty, the result is True.
 
     Examples:
         >>> has_code("9.0", ["sm_80", "sm_90"]), has_code("8.9", ["sm_80"]), has_code("7.0", ["sm_75", "sm_80"])

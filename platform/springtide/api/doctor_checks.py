@@ -20,19 +20,20 @@ from springtide.storage.host_limits import free_bytes
 Status = Literal["ok", "warn", "fail"]
 _GIB = 2**30
 _NAMED = ("torch", "ray", "mlflow", "pyarrow", "obstore", "pydantic")
-"""Packages whose installed versions are shown. The versions of all requirements are checked."""
+"""Packages whose installed versions are printed. The versions of all required packages are checked."""
 _EXTRAS = ("", "ray")
 _LEAST_SHM = 512 * 2**20
-"""Shared memory that Ray's object store takes on a private cluster, one that is started for a single run."""
+"""Shared memory that Ray's object store takes on a private cluster (started for a single run) [bytes]."""
 _RAY_SHARE = 0.3
 """Fraction of a node's memory that Ray's object store takes by default, if /dev/shm has room for it."""
 _LEAST_FILES, _USUAL_FILES = 1024, 65_536
-"""Number of files that a process may open: fail below the first number, warn below the second, as Ray does when it starts."""
+"""Limits for the number of files that a process may open: the check fails below the first number, and warns below the second,
+as Ray does when it starts."""
 _LEAST_DISK, _USUAL_DISK = _GIB, 10 * _GIB
 _FULL = 0.95
-"""Used fraction of a disk above which Ray no longer spills objects to it."""
+"""Used fraction of a disk above which Ray refuses to spill objects to it."""
 _LEAST_MEMORY = 2 * _GIB
-"""Memory that a driver, Ray's processes and one worker take together."""
+"""Memory that a driver, Ray's processes and one worker take together [bytes]."""
 _BITE = {
     "CUDA_LAUNCH_BLOCKING": ("1", "unset it: each kernel waits for the one before"),
     "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "unset it: each tensor is allocated by the driver"),
@@ -40,7 +41,7 @@ _BITE = {
     "NCCL_DEBUG": ("TRACE", "set it to WARN: each call is logged"),
     "CUDA_VISIBLE_DEVICES": ("", "unset it: it is empty, so no GPU is seen"),
 }
-"""Environment variable that slows training down or breaks it -> (its harmful value, remedy)."""
+"""Environment variables that slow training down or break it: name -> (harmful value, remedy)."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _LOOPBACK = ("localhost", "127.0.0.1")
 
@@ -119,12 +120,13 @@ def memory(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> list[Check]:
 def _lines(folder: str, name: str) -> list[str]:
     try:
         return Path(folder, name).read_text().splitlines()
-    except OSError:  # no cgroup file: this process is in no container
+    except OSError:  # no cgroup file: this process runs in no container
         return []
 
 
 def shared_memory(path: str = "/dev/shm", proc: str = "/proc") -> list[Check]:
-    """Check that /dev/shm has room for Ray's object store and for staged checkpoints."""
+    """Check that /dev/shm has room for Ray's object store and for the copies of the training state that are written as
+    checkpoints."""
     if not os.path.isdir(path):
         return [Check("shared memory", "warn", f"no {path}", "", "checkpoint.stage names another memory file system")]
     usage = shutil.disk_usage(path)
@@ -154,7 +156,7 @@ def open_files() -> list[Check]:
 
 
 def disks(root: str) -> list[Check]:
-    """Check the free disk space in the folder of runs, if it is local, and in the temporary folder, where Ray keeps its files.
+    """Check the free disk space for runs, if their folder is local, and in the temporary folder, where Ray keeps its files.
 
     Args:
         root: folder or URL of the runs (``run.root``).
@@ -200,7 +202,7 @@ def proxies(environment: Mapping[str, str]) -> list[Check]:
         environment: name -> value.
     """
     named = {name: environment.get(name) or environment.get(name.upper()) for name in _PROXIES}
-    # cut off everything up to the @: in a URL without a scheme, the usual redaction would not find the password
+    # cut off everything up to the @: the usual redaction does not find a password in a URL without a scheme
     found = [f"{name} at {value.rpartition('@')[2].rpartition('/')[2]}" for name, value in named.items() if value]
     if not found:
         return []

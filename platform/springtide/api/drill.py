@@ -1,5 +1,5 @@
-"""A drill: real training on a local cluster of several raylets (Ray nodes) while nodes are announced as lost, killed and added.
-The same training without faults (the twin) is run for comparison."""
+"""A drill: real training on a local cluster of several raylets (Ray nodes) while nodes are killed and added, some of them after
+an announcement (notice). A second run without faults, the twin, is trained with an equal config for comparison."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SAME_LOSS = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class DrillResult:
-    """What a drill cost, and whether it changed the training."""
+    """Result of a drill: what its faults cost, and whether they changed the training."""
 
     digests_match: bool
     """True if every step trained on the same samples as in the undisturbed twin."""
@@ -42,21 +42,24 @@ class DrillResult:
     loss_max_abs_diff: float
     """Largest difference between the losses of the run and its twin at the same step [nats]."""
     ledger: Ledger
-    """How the run's time was spent. Its ``restarts`` list the time and the steps that each restart cost."""
+    """Worker-seconds of the run by kind, such as productive or lost. Its ``restarts`` list the time and the steps that each
+    restart cost."""
     events: tuple[ActDone, ...]
-    """What the drill did to the nodes (notice, kill, add), in order of time."""
+    """What the drill did to the nodes, in order of time. Examples: announce a loss (notice), kill, add."""
     leftovers: dict[str, int]
     """Actors and placement groups that the drill left in the cluster: name -> number."""
     steps: int
     """Number of steps that were trained."""
     commits_lost: int = 0
-    """Number of worker groups that started from an earlier step than the newest committed checkpoint's."""
+    """Number of worker groups that started from an earlier step than that of the newest committed checkpoint. Should be 0."""
     left_undone: tuple[str, ...] = ()
     """Faults of the scenario that the drill did not cause, because training had already ended."""
     predicted_goodput: float | None = None
-    """The simulator's prediction of the goodput, from 0 to 1; None unless the scenario replays a record of spot capacity."""
+    """The simulator's prediction of the goodput (productive share of the worker-seconds), from 0 to 1. None unless the scenario
+    replays a record of spot capacity."""
     kept: tuple[Kept, ...] = ()
-    """How the run handled each notice, each hang, and each loss of all copies."""
+    """How the run handled each announced loss of a node (notice), each hang, and each loss of all in-memory copies of a part of
+    its state."""
 
     @property
     def ok(self) -> bool:
@@ -67,7 +70,7 @@ class DrillResult:
 
     @property
     def broken(self) -> list[str]:
-        """The promises about handling a fault that the run broke, as text; empty if it kept all."""
+        """The promises about handling a fault that the run broke, as text; empty if it kept all promises."""
         return [one.broken for one in self.kept if one.broken]
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,8 +98,8 @@ class DrillResult:
         return found
 
     def describe(self) -> str:
-        """Return the result as text: four lines on costs and losses, one line per handled fault (``kept``), and one per broken
-        promise."""
+        """Return the result as text: four lines on costs and losses, one line per handled fault (``kept``), and one line per
+        broken promise."""
         same = "the same samples at every step" if self.digests_match else "OTHER SAMPLES THAN THE UNDISTURBED TWIN"
         predicted = "" if self.predicted_goodput is None else f", {self.predicted_goodput:.1%} predicted"
         restarts = self.ledger.restarts
@@ -115,21 +118,21 @@ def drill(
     keep: str = "",
     notice_s: float = NOTICE_S,
 ) -> DrillResult:
-    """Train on a local cluster whose nodes are lost, and compare with an undisturbed twin. Takes minutes.
+    """Train on a local cluster whose nodes are lost, and compare with the same training without faults. Takes minutes.
 
     Args:
         name: scenario, one of ``SCENARIOS``.
         say: receives each event as a line of text, as it happens.
-        faults: number of changes of capacity to take from the trace, for the scenario ``trace``.
+        faults: number of capacity changes to replay from the record, for the scenario ``trace``.
         trace: path of a record of spot capacity, for the scenario ``trace``.
-        keep: folder to keep the two runs in; if empty, they are removed.
-        notice_s: time between the notice and the loss, for the scenario ``drain`` [s].
+        keep: folder to keep the drilled run and its twin in; if empty, both are removed.
+        notice_s: time between the announcement of a node's loss and the loss, for the scenario ``drain`` [s].
 
     Returns:
         The cost of the faults, and whether they changed the training.
 
     Raises:
-        ConfigError: the scenario is not known or has no such option, or the file is not a record.
+        ConfigError: the scenario is not known, an option is not one of the scenario's, or the file is not a record.
 
     Examples:
         >>> from springtide.api.drill import drill
@@ -154,10 +157,10 @@ def drill(
 def carry_out(
     scenario: Scenario, config: Config, say: Say, cluster_of: Callable[[int], Any], stage_of: Callable[..., Stage]
 ) -> DrillResult:
-    """Train the run of a scenario and its twin.
+    """Train the run of a scenario, and its twin: the same training without faults. Returns the comparison.
 
     Args:
-        scenario: the faults of nodes, and when they happen.
+        scenario: the faults of the nodes, and the steps or times at which they happen.
         config: config of both runs, as ``config_of`` returns it.
         say: receives each event as a line of text, as it happens.
         cluster_of: makes a cluster with the given number of nodes, such as ``LocalCluster``.
@@ -174,12 +177,12 @@ def carry_out(
         say(f"{time.time() - begin:6.1f} s  {text}")
 
     def train_twin(last: int) -> Run:
-        """Train the twin to the step ``last``."""
+        """Train the twin (the run without faults) to step ``last``."""
         twin = config.override({"run.id": "twin", "elastic.max_workers": 1})
         return train(twin, listen=lambda event: _stop(twin, event, last))
 
     def train_drilled(stage: Stage) -> Run:
-        """Train the run whose nodes are lost."""
+        """Train the run on the nodes that are lost and added."""
         drilled = config.override({"run.id": "drilled"})
 
         def listen(event: Event) -> None:
@@ -215,28 +218,30 @@ def carry_out(
         predicted_goodput=predict(scenario, run, twin, stage.done) if scenario.most else None,
         kept=_kept(scenario, config, run, stage.done),
     )
-    if found.left_undone:  # report faults that did not happen: without them the drill proves nothing
+    if found.left_undone:  # report faults that did not happen: a drill without its faults proves nothing
         progress(f"NOT DONE, because training was over: {', '.join(found.left_undone)}")
     return found
 
 
 def _kept(scenario: Scenario, config: Config, run: Run, done: Sequence[ActDone]) -> tuple[Kept, ...]:
-    """Return how the run handled the fault of a scenario with a single fault. For a scenario with several the result is empty:
-    faults affect each other, so nothing is promised."""
+    """Return how the run handled the fault of a scenario with a single fault. If the scenario has several faults, the result is
+    empty: they affect each other, so no promise is made."""
     if len(scenario.acts) > 1:
         return ()
     return kept_of(run.events, done, float(config.elastic.reserve), live=scenario.strategy == "ddp")
 
 
 def _stop(config: Config, event: Event, last: int) -> None:
-    """Command a run to stop if it has just done the step ``last``, unless that is the run's last step anyway."""
+    """Send a run the stop command when it has done step ``last``. Does nothing if ``last`` is the run's last step, because the
+    run then ends anyway."""
     if isinstance(event, StepDone) and event.step == last < config.num_steps:
         control.give(Folder(config.run.root) / config.run.id, "stop")
 
 
 def compare(run: Run, twin: Run, events: Sequence[ActDone], leftovers: dict[str, int], last: int) -> DrillResult:
-    """Compare a drilled run with its undisturbed twin, up to step ``last``; either may have trained further. ``events``: the
-    faults that the drill caused; ``leftovers``: number of actors and placement groups left in the cluster, by name."""
+    """Compare a drilled run with its twin (without faults) up to step ``last``. Later steps of either run are ignored.
+    ``events``: the faults that the drill caused; ``leftovers``: number of actors and placement groups left in the cluster, by
+    name."""
     mine, theirs = ({one.step: one for one in each.steps if one.step <= last} for each in (run, twin))
     both = mine.keys() & theirs.keys()
     return DrillResult(
@@ -252,7 +257,8 @@ def compare(run: Run, twin: Run, events: Sequence[ActDone], leftovers: dict[str,
 
 
 def commits_lost(events: Sequence[Event]) -> int:
-    """Return the number of worker groups that started from an earlier step than the newest checkpoint committed until then."""
+    """Return the number of worker groups that started from an earlier step than that of the newest checkpoint committed
+    before."""
     newest = lost = 0
     for event in events:
         if isinstance(event, Saved):
@@ -262,12 +268,12 @@ def commits_lost(events: Sequence[Event]) -> int:
 
 
 def predict(scenario: Scenario, run: Run, twin: Run, done: Sequence[ActDone]) -> float:
-    """Return the goodput that the simulator predicts for the node losses and additions of a drill, at the times when they
-    happened.
+    """Return the goodput (productive share of the worker-seconds) that the simulator predicts for a drill, given the times at
+    which its nodes were lost and added.
 
-    Measured inputs: the times of a step, of a median restart, of the first start and of starting a process, and the fraction of
-    time in which the undisturbed twin waited for saves and data. Simulated: when to restart, with which workers, and the total
-    cost."""
+    Measured inputs: the times of a step, of a median restart, of the first start and of starting a process. Also the fraction
+    of time in which the twin without faults waited for saves and data. Simulated: when to restart, with which workers, and the
+    total cost."""
     begin_s, steps, book = min(event.time_s for event in run.events), run.steps, run.ledger
     joined = {one.node: one.time_s - begin_s for one in done if one.what == "add"}
     gone = {one.node: one.time_s - begin_s + one.notice_s for one in done if one.what == "drain"}
@@ -291,43 +297,44 @@ def predict(scenario: Scenario, run: Run, twin: Run, done: Sequence[ActDone]) ->
     return found.goodput * spent["productive"] / (spent["productive"] + spent["data_stall"] + spent["checkpoint_stall"])
 
 
-# What a drill checks in its run's events besides equal losses: how the run must handle each fault. After a notice, training
-# continues until the last safe moment. A hung worker is found in time, and its rank is named. If the remaining devices hold the
-# whole training state, the run resumes from it.
+# Assertions that a drill checks in the run's events, besides equal losses. After the announcement of a node's loss (notice),
+# training continues until the last safe moment. A hung worker is found in time, and its rank is named. If the remaining devices
+# hold the whole training state, the run resumes from their state.
 #
-# act of the drill (a notice, a stop, two nodes killed) -> the run's reaction, with times -> the promises that it broke
+# fault that the drill caused (a notice, a hang, two nodes killed) -> the run's reaction, with times -> the promises it broke
 
 _LOOKS_S = 0.5
-"""Tolerance for the controller's polling [s]: it polls the nodes several times in this time, and can ask a group to leave only
-then."""
+"""Tolerance for the controller's polling [s]. The controller can ask a group to leave only when it polls the nodes, and it
+polls several times in this period."""
 _LIVE = "live copy"
-"""Prefix of ``resumed_from`` if a worker group took its state from the devices of workers that survived."""
+"""Prefix of ``Started.resumed_from`` if a worker group got its state from the devices of workers that survived."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NoticeKept:
-    """How a worker group left a node before the node's announced loss."""
+    """Reaction to a notice (announced loss of a node): how the worker group left the node before the loss."""
 
     node: str
     """The first 8 characters of the node's id."""
     notice_s: float
     """Time between the notice and the loss [s]."""
     margin_s: float
-    """How long before the loss the group should be asked to leave, computed from the run's measurements until then [s]."""
+    """How long before the loss the group should be asked to leave [s]. Computed from the step times and copy times that were
+    measured until then."""
     asked_s: float
     """How long before the loss the group was asked to leave [s]."""
     left_s: float
     """How long before the loss the group's last step ended [s]."""
     steps: int
-    """Number of steps that ended between the request to leave and the group's end."""
+    """Number of steps that ended after the group was asked to leave and before it ended."""
     step_s: float
-    """Usual time of a step [s]."""
+    """Time that a step usually takes, as measured in the run [s]."""
     steps_lost: int
 
     @property
     def broken(self) -> str:
-        """The broken promise as text; empty if none. Promised: no step is lost, and ``asked_s`` differs from ``margin_s`` by at
-        most one step and one poll."""
+        """Text about the broken promise; empty if the promise was kept. Promised: no step is lost, and ``asked_s`` differs from
+        ``margin_s`` by at most one step plus one poll."""
         if self.steps_lost:
             return f"a notice cost {self.steps_lost} steps"
         if abs(self.asked_s - self.margin_s) > self.step_s + _LOOKS_S:
@@ -343,7 +350,7 @@ class NoticeKept:
 
 @dataclasses.dataclass(frozen=True)
 class HangFound:
-    """How a hung worker was found."""
+    """Reaction to a hung worker: how it was found."""
 
     node: str
     """The first 8 characters of the id of the worker's node."""
@@ -352,13 +359,13 @@ class HangFound:
     limit_s: float
     """The longest time allowed for ``found_s`` [s]."""
     named: bool
-    """True if the failure's reason names the rank that all others wait for."""
+    """True if the reported reason names the rank that all other ranks wait for."""
     steps_lost: int
 
     @property
     def broken(self) -> str:
-        """The broken promise as text; empty if none. Promised: the other ranks' stacks show which rank hangs, and it is found
-        within ``limit_s``."""
+        """Text about the broken promise; empty if the promise was kept. Promised: the stacks of the other ranks show which rank
+        hangs, and the hang is found within ``limit_s``."""
         if not self.named:
             return f"nobody said that the others wait for node {self.node}"
         if self.found_s > self.limit_s:
@@ -374,15 +381,16 @@ class HangFound:
 
 @dataclasses.dataclass(frozen=True)
 class CopiesLost:
-    """How a run resumed after the loss of all nodes that held some part of its newest in-memory snapshot."""
+    """Reaction to the loss of all nodes that held some part of the newest in-memory snapshot: the source from which the run
+    resumed."""
 
     resumed_from: str
     steps_lost: int
 
     @property
     def broken(self) -> str:
-        """The broken promise as text; empty if none. Promised: the run resumes from the devices of the surviving workers, which
-        hold the state after the last step, so no step is lost."""
+        """Text about the broken promise; empty if the promise was kept. Promised: the run resumes from the devices of the
+        surviving workers, which hold the state after the last step, so no step is lost."""
         if not self.resumed_from.startswith(_LIVE) or self.steps_lost:
             return f"the loss of all copies was answered from {self.resumed_from}, with {self.steps_lost} steps lost"
         return ""
@@ -394,7 +402,7 @@ class CopiesLost:
 
 @dataclasses.dataclass(frozen=True)
 class NotSeen:
-    """A fault to which the run's events show no reaction."""
+    """A fault to which the run did not react: none of the run's events answers it."""
 
     act: str
     node: str
@@ -402,8 +410,8 @@ class NotSeen:
 
     @property
     def broken(self) -> str:
-        """The missing reaction as text. It counts as a broken promise, because a fault on a node without a worker proves
-        nothing."""
+        """Text about the missing reaction. It counts as a broken promise: the fault may have hit a node without a worker, and
+        then the drill proves nothing."""
         return f"the run shows no answer to {self.act} of node {self.node}"
 
     def describe(self) -> str:
@@ -415,13 +423,13 @@ Kept = NoticeKept | HangFound | CopiesLost | NotSeen
 
 
 def kept_of(events: Sequence[Event], done: Sequence[ActDone], reserve_s: float, live: bool = False) -> tuple[Kept, ...]:
-    """Return how the run handled each notice, each hang, and each loss of all in-memory copies of a part of its state.
+    """Return how the run handled each notice (announced loss of a node), each hang, and each loss of all in-memory copies.
 
     Args:
         events: events of the drilled run, from its journal.
         done: the faults that the drill caused on its nodes.
-        reserve_s: value of elastic.reserve [s].
-        live: True if each worker has the whole state on its device, so that losing all in-memory copies costs no step.
+        reserve_s: value of ``elastic.reserve``: least time to keep free for saving the state before a node's loss [s].
+        live: True if each worker has the whole state on its device: then the loss of all in-memory copies must cost no step.
     """
     ordered = sorted(events, key=lambda event: event.time_s)
     found: list[Kept] = []
@@ -493,7 +501,7 @@ def _copies(events: Sequence[Event], lost_s: float) -> Iterator[CopiesLost]:
 
 
 def _lost(events: Sequence[Event], since_s: float) -> int:
-    """Return the number of steps that are lost: those that the first worker group started after ``since_s`` trains again."""
+    """Return the number of lost steps after a fault at ``since_s``: those that the next worker group to start trains again."""
     done = 0
     for event in events:
         if isinstance(event, StepDone):

@@ -1,4 +1,5 @@
-"""Label a dataset: write a model's predictions for each row, as a sealed folder of labels that belongs to the dataset."""
+"""Label a dataset: write another model's predictions for each row. The labels are a separate folder that belongs to the
+dataset."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def label(
     Args:
         dataset: folder or URL of a sealed dataset; its training rows and its held-out rows are labelled.
         by: the model: a run's folder (its newest checkpoint is used), one checkpoint, or a ``transformers`` folder.
-        what: ``topk``: the ``k`` most likely next ids at each position and their log-probabilities; ``logprob``: the
-            log-probability of the token that actually comes next.
+        what: the kind of labels. ``topk``: the ``k`` most likely next ids at each position and their log-probabilities;
+            ``logprob``: the log-probability of the token that actually comes next.
         out: folder or URL to create; labels that the same call wrote there before are reused.
         k: number of ids at each position, for ``topk``.
         progress: receives the name of a stage of the labelling, how many of its jobs are done, and how many it has.
@@ -52,7 +53,7 @@ def label(
     Raises:
         ConfigError: the model does not fit the dataset, ``k`` is not from 1 to the size of the vocabulary, or ``out`` holds
             something else.
-        CorpusError: the dataset is not sealed.
+        CorpusError: the dataset is not sealed (complete).
 
     Examples:
         >>> from springtide.api.label import label
@@ -89,8 +90,8 @@ def label(
 
 
 def _is_sealed(target: Folder, facts: Labels) -> bool:
-    """Return True if ``target`` already holds complete labels (sealed) of the same model, dataset and options as ``facts``;
-    False if it is empty or holds a part of them. Raises ConfigError if it holds anything else."""
+    """Return True if ``target`` holds complete labels of the model, dataset and options in ``facts``. Return False if it is
+    empty or holds an unfinished part of such labels. Raises ConfigError if it holds anything else."""
     wanted = facts.model_dump(mode="json", exclude={"groups"})
     if target.exists(LABELS):
         found: Any = load_labels(target).model_dump(mode="json", exclude={"groups"})
@@ -117,7 +118,8 @@ def _is_sealed(target: Folder, facts: Labels) -> bool:
 
 
 def _groups(manifest: Manifest) -> Iterator[tuple[str, str, int, int, int]]:
-    """Yield (split, shard, index of the row group, its first row in the split, its number of rows) of each row group."""
+    """Yield (split, shard, index of the row group in the shard, its first row in the split, its number of rows) for each row
+    group of a dataset."""
     for name, split in manifest.splits.items():
         first = 0
         for shard in split.shards:
@@ -139,11 +141,13 @@ def _run(jobs: Sequence[LabelJob]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _held(model: Labeller, facts: Labels) -> Iterator[None]:
-    """Protect the labelling model's checkpoint while it is read: its run, if still training, would remove old checkpoints. If
-    the labelling is killed, the protection stays until the same labelling is resumed and ends."""
+    """Protect the labelling model's checkpoint during the ``with`` block. Otherwise its run, if it still trains, might remove
+    the checkpoint while it is read. If the labelling is killed, the protection stays until the same labelling is resumed and
+    ends."""
     who = f"labels-{facts.digest[:12]}"
     if model.checkpoint:
-        with contextlib.suppress(OSError):  # a run with a read-only folder removes no checkpoint
+        # the run's folder is read-only, so no process removes its checkpoints and no protection is needed
+        with contextlib.suppress(OSError):
             hold(model.folder, model.checkpoint, who)
     yield
     if model.checkpoint:

@@ -50,7 +50,8 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
     mixture = config.stream.mixture
     if (mixture and "" not in mixture.values()) or (config.shards.dataset and not mixture):
         return config
-    if config.shards.dataset:  # is it meant for the mixture, or left from an earlier config?
+    # refuse this case: it is unclear whether shards.dataset belongs to the mixture, or is left over from an earlier config
+    if config.shards.dataset:
         empty = ", ".join(name for name, url in mixture.items() if not url)
         problem = f"is set, and stream.mixture leaves {empty} empty, which is prepared from the corpus"
         remedy = f"name the dataset of {empty} in stream.mixture, or leave shards.dataset empty"
@@ -68,7 +69,7 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
     if units:
         write_card(url)
     elif not Folder(url).exists(CARD):  # the call that sealed the dataset was killed before it wrote the card
-        with contextlib.suppress(OSError):  # a read-only dataset of another user gets no card
+        with contextlib.suppress(OSError):  # another user's dataset may be read-only: leave it without a card
             write_card(url)
     if mixture:
         return config.override({"stream.mixture": {name: known or url for name, known in mixture.items()}})
@@ -76,11 +77,11 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
 
 
 def as_begun(config: Config, before: Config) -> tuple[Config, list[str]]:
-    """Fill in the sealed (complete) datasets that a run began with, so that a resume reads them even if the corpus has changed
-    since.
+    """Fill in the sealed (complete) datasets that a run began with, so that a resumed run reads the same datasets even if the
+    files of its corpus have changed since.
 
     Args:
-        config: settings that the user gives now. If they name a dataset, or another corpus, nothing is filled in.
+        config: settings that the user gives now. If they name a dataset, or a corpus with other settings, nothing is filled in.
         before: the run's stored settings, which name its datasets.
 
     Returns:
@@ -106,14 +107,15 @@ def as_begun(config: Config, before: Config) -> tuple[Config, list[str]]:
 
 
 def _of_datasets(config: Config) -> str:
-    """Return, as text, the settings that determine a dataset prepared from a corpus. The corpus's files are not included."""
+    """Return, as text, all settings that determine a dataset prepared from a corpus. The contents of the corpus's files are not
+    part of it."""
     settings = configs.flatten(config)
     return redacted(repr([(name, settings[name]) for name in settings if name.startswith(_DATA) and not is_free(name)]))
 
 
 def _remarks_on_corpus(config: Config, datasets: set[str]) -> list[str]:
-    """Return a remark if the corpus can no longer be read, or if preparing it now would give none of the run's ``datasets``
-    (URLs); else no remark."""
+    """Return a remark if preparing the corpus now would give none of the run's ``datasets`` (URLs), or if it cannot be read; no
+    remark if it would give one of them."""
     theirs = ", ".join(sorted(datasets))
     try:
         if dataset_folder(config.corpus, config.shards).name in {Folder(url).name for url in datasets}:
@@ -124,7 +126,8 @@ def _remarks_on_corpus(config: Config, datasets: set[str]) -> list[str]:
 
 
 def write_card(url: str) -> str:
-    """Write ``card.html`` into a sealed dataset: its source, what was dropped, a few rows; returns its path or URL."""
+    """Write ``card.html`` into a sealed (complete) dataset: its source, what was dropped, a few rows. Returns the path or URL
+    of the card."""
     manifest, vocabulary = open_dataset(url)
     split = HELDOUT if manifest.is_eval_only else TRAIN
     rows = SplitReader(Folder(url), manifest, split).read(np.arange(min(_CARD_ROWS, manifest.splits[split].rows)))

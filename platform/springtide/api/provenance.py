@@ -20,10 +20,10 @@ _OURS = "springtide"
 _RAY_WORKER = "default_worker.py"
 _MOST_DATASETS = 100
 _EMPTY = "SPRINGTIDE_EMPTY"
-"""Environment variable with an empty value, to blank out git settings: ``git --config-env`` reads a setting's value from a
-variable, whatever characters the setting's name contains."""
+"""Name of an environment variable that is set to an empty value. ``git --config-env`` copies it into settings that must be
+blank. Unlike ``git -c``, this works for any characters in a setting's name."""
 _SCOPES_OF_THE_USER = ("system", "global", "command")
-"""Scopes of git settings that belong to the user: the content of a checkout cannot set them."""
+"""Scopes of git settings that only the user can set. The content of a checkout cannot set them."""
 
 
 def origin_of(command: Sequence[str], directory: str) -> Origin:
@@ -44,7 +44,8 @@ def origin_of(command: Sequence[str], directory: str) -> Origin:
         'mine.py'
     """
     program = command[0] if command else ""
-    if os.path.basename(program) == _RAY_WORKER:  # Ray's arguments to a sweep's trial hold the token
+    # show no arguments of a sweep's trial: Ray passes its token as an argument
+    if os.path.basename(program) == _RAY_WORKER:
         said = _OURS
     elif os.path.basename(program) in ("", _OURS) or program.endswith(f"{_OURS}/__main__.py"):
         said = shlex.join([_OURS, *map(redacted, command[1:])])
@@ -55,28 +56,31 @@ def origin_of(command: Sequence[str], directory: str) -> Origin:
 
 
 def checkout(directory: str, command: str = "") -> Origin:
-    """Return ``command`` with commit, branch and remote of the git checkout at ``directory``; the command alone if there is no
-    checkout, or git fails."""
+    """Return ``command`` with commit, branch and remote of the git checkout at ``directory``. If there is no checkout, or git
+    fails, return the command alone."""
     head = _git(directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").split()
     if len(head) != 2:
         return Origin(command)
     remote = _git(directory, "remote", "get-url", "origin")
-    # ignore changes in submodules: git would read each submodule's own config, which ``_own_filters`` does not check
+    # ignore changes in submodules: git would read each submodule's own config, which may name programs to run and is not
+    # checked by ``_own_filters``
     status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
     is_changed = bool(_git(directory, *status, without=_own_filters(directory)))
     return Origin(command, redacted(head[0]), redacted(head[1]), redacted(remote), is_changed)
 
 
 def _own_filters(directory: str) -> list[str]:
-    """Return the names of the filter settings in a checkout's own git config: with them git would run programs on its files."""
+    """Return the names of filter settings in a checkout's own git config. They must be blanked: with them git would run
+    programs on the checkout's files."""
     pattern = r"^filter\..*\.(clean|process|required)$"
     options = ("--null", "--show-scope", "--name-only", "--get-regexp", pattern)
-    found = _git(directory, "config", *options, errors="surrogateescape").split("\0")  # setting names need not be UTF-8
+    # surrogateescape: names of settings need not be UTF-8
+    found = _git(directory, "config", *options, errors="surrogateescape").split("\0")
     return [name for scope, name in zip(found[::2], found[1::2], strict=False) if scope not in _SCOPES_OF_THE_USER]
 
 
 def _git(directory: str, *arguments: str, without: Sequence[str] = (), errors: str = "replace") -> str:
-    """Return the output of git; empty if it fails. git starts no program that the checkout's own config names.
+    """Run git and return its output; empty if git fails. Settings in the checkout cannot make git start a program.
 
     Args:
         directory: directory of the checkout.
@@ -99,12 +103,13 @@ def _git(directory: str, *arguments: str, without: Sequence[str] = (), errors: s
 
 
 def tags_of(found: ResolvedRun, origin: Origin) -> dict[str, str]:
-    """Return the MLflow tags of a run, in addition to its settings."""
+    """Return the MLflow tags of a run: origin, data and lineage. MLflow stores the settings separately, as parameters."""
     data, command = found.data, origin.command
     git = {"commit": origin.commit, "branch": origin.branch, "repoURL": origin.repository}
     git["dirty"] = str(origin.is_changed).lower() if origin.commit else ""
     return {
-        # two words only: MLflow shows the source name from its last slash on, and an argument may contain a slash
+        # keep two words only: MLflow shows the text after the last slash as the source name, and an argument may contain a
+        # slash
         "mlflow.source.name": " ".join(command.split()[:2]) if command.startswith(f"{_OURS} ") else command,
         "mlflow.source.type": "LOCAL",
         **{f"mlflow.source.git.{name}": text for name, text in git.items() if text},
@@ -119,8 +124,8 @@ def tags_of(found: ResolvedRun, origin: Origin) -> dict[str, str]:
 
 
 def datasets_of(found: ResolvedRun) -> list[TrackedDataset]:
-    """Return the datasets of a run as MLflow lists them, at most a hundred: each source that it trains on, then each that it is
-    only evaluated on."""
+    """Return the datasets of a run for MLflow's list, at most a hundred: first each source that it trains on, then each that it
+    is only evaluated on."""
     used = [("training", TRAIN, one) for one in found.data.corpora]
     used += [("evaluation", HELDOUT, one) for one in found.data.eval_corpora]
     listed = []

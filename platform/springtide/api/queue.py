@@ -19,7 +19,7 @@ class QueueTable(NamedTuple):
 
     rows: list[QueueRow]
     quotas: dict[str, int]
-    """Queue -> the most workers that its runs may have together."""
+    """Name of a queue -> the largest number of workers that all its runs together may have."""
 
     def describe(self) -> str:
         """Return the queue and its quotas as a text table."""
@@ -40,17 +40,19 @@ class QueueTable(NamedTuple):
 
 
 def _cells(one: QueueRow) -> tuple[str, ...]:
-    """Return the texts of a run's row in the table."""
+    """Return the table cells of one run as text."""
     of = f"{one.min_workers} to {one.max_workers}"
     return one.run, one.queue, str(one.priority), str(one.holds), of, one.others
 
 
 def queue(quotas: Mapping[str, int | None] | None = None) -> QueueTable:
-    """Set quotas, if any are given, and return the runs that share a cluster: the connected one, else that of ``RAY_ADDRESS``.
+    """Return the runs that share a cluster, and the quotas of their queues. If ``quotas`` is given, set these quotas first.
+
+    The cluster is the one that this process is connected to, or else the cluster of ``RAY_ADDRESS``.
 
     Args:
-        quotas: queue -> the most workers that its runs may have together; None for no limit. Queues that are not named here
-            keep their quotas.
+        quotas: name of a queue -> the largest number of workers that all its runs together may have; None: no limit. Queues
+            that are not named here keep their quotas.
 
     Raises:
         ConfigError: no cluster is named, or a quota is not a number of workers.

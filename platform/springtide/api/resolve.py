@@ -1,9 +1,9 @@
-"""Decide everything about a run before anything of it is written.
+"""Decide all settings of a run before anything is written to its folder.
 
     find its folder -> prepare its data -> decide where it starts -> fit it to the cluster -> ResolvedRun
 
-Only preparing the data writes: the dataset stays, and the next start of the run uses it. A run that is refused leaves no
-folder, no lease (a driver's exclusive claim on the run) and no run in MLflow.
+Only preparing the data writes files. The prepared dataset stays, and the next start of the run uses it. A run that is refused
+leaves no folder, no lease (a driver's exclusive right to write to the run) and no run in MLflow.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ from springtide.tracking.journal import stream_journal
 from springtide.tracking.ledger import SPOT
 
 _RATE_JUMP = 0.02
-"""Relative jump of the learning rate, at the start of a branch or at a resume, above which the user gets a remark."""
+"""Relative change of the learning rate, at the start of a branch (a run that continues another run) or at a resume, above which
+the user gets a remark."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,20 +57,22 @@ class ResolvedRun:
 
     run: Run
     config: Config
-    """The config to train: ``train.micro_batch`` is a number, ``elastic.min_workers`` fits, ``shards.dataset`` exists."""
+    """The config to train. ``train.micro_batch`` is a number, not "auto"; ``elastic.min_workers`` is large enough for the
+    model; ``shards.dataset`` exists."""
     starts_from: str
-    """URL of the checkpoint to start from; empty for step 0. A newer snapshot in memory is used instead, if there is one."""
+    """URL of the checkpoint to start from; empty for step 0. If nodes hold a newer snapshot in memory, the run starts from the
+    snapshot instead."""
     remarks: tuple[str, ...]
     """Remarks for the user: settings that changed or were decided, and checkpoints that would be set aside (kept, but not
     resumed from)."""
     from_scratch: bool = False
     accept_changes: bool = False
     finished: bool = False
-    """True if nothing is left to train; settings such as ``train.micro_batch`` are then not decided."""
+    """True if nothing is left to train. Then settings such as ``train.micro_batch`` are not decided."""
     dashboard: str = ""
-    """Host and port of the dashboard of the connected cluster; empty without one."""
+    """Host and port of the dashboard of the connected Ray cluster; empty if there is none."""
     is_private: bool = False
-    """True if the connected cluster was started for this run."""
+    """True if the connected Ray cluster was started for this run only."""
 
     @functools.cached_property
     def data(self) -> Data:
@@ -85,7 +88,7 @@ def resolve(
     from_scratch: bool = False,
     progress: Progress | None = None,
 ) -> ResolvedRun:
-    """Return the run that ``train`` with the same arguments would train, with all settings decided. Nothing is trained.
+    """Return the run that ``train`` would train with these arguments, with all settings decided. Nothing is trained.
 
     Prepares the data if needed. A run that resumes reads the sealed datasets that it began with, even if its corpus has
     changed, unless the config names other datasets or the run restarts from scratch. The size of device memory is queried from
@@ -93,9 +96,9 @@ def resolve(
 
     Args:
         config: settings of the run.
-        resume: as for ``train``.
-        accept_changes: as for ``train``.
-        from_scratch: as for ``train``.
+        resume: continue an existing run, as for ``train``.
+        accept_changes: resume also under a config that changes what is learned, as for ``train``.
+        from_scratch: with ``resume``, restart the run at step 0, as for ``train``.
         progress: receives the progress of ``prepare``.
 
     Returns:
@@ -134,9 +137,9 @@ def resolved(
     progress: Progress | None,
     trains: bool,
 ) -> Iterator[ResolvedRun]:
-    """Yield the result of ``resolve``. During the ``with`` block this process is connected to the cluster, unless nothing is
-    left to train. A private cluster starts once the data is prepared. While it starts, this process imports torch (with
-    ``trains`` also the trainer) and decides the remaining settings."""
+    """Yield the result of ``resolve``. During the ``with`` block this process is connected to the Ray cluster, unless nothing
+    is left to train. A private cluster (for this run only) starts once the data is prepared. While it starts, this process
+    imports torch, if ``trains`` also the trainer, and decides the remaining settings."""
     from springtide.ray.cluster import session  # Ray loads only when needed
 
     session.check_before_start(config)
@@ -174,7 +177,8 @@ def resolved(
         data = open_data(config.data)
         check_objective(config, data)
         if not config.model.source:
-            make(config.model, data.vocab_size)  # raises ConfigError if the vocabulary is too small for the ids
+            # make the model only to raise ConfigError if its vocabulary is too small for the dataset's ids
+            make(config.model, data.vocab_size)
         start, remarks = _start(config, run, data, accept_changes, from_scratch)
         remarks += of_corpus
         remarks += [*unmeasured, *data.leaks, *data.repeats(config.num_steps)]
@@ -194,8 +198,8 @@ def resolved(
 
 
 def _rate_jump(before: Config, config: Config, start: str) -> list[str]:
-    """Return a remark if the next step's learning rate under ``config`` differs by more than 2% from that under ``before``, the
-    config until now. ``start``: URL of the checkpoint to start from."""
+    """Return a remark if ``config`` gives the next step a learning rate that differs by more than 2% from the rate under
+    ``before``, the run's stored config. ``start``: URL of the checkpoint to start from."""
 
     from springtide.training.state import rate_after
 
@@ -209,9 +213,9 @@ def _rate_jump(before: Config, config: Config, start: str) -> list[str]:
 
 
 def _check_parameters(config: Config) -> None:
-    """Raise ConfigError if an adapter, an anchor (Fisher information against forgetting), new blocks or parameter groups do not
-    fit the model. With the user's own model code, the worker group checks the parameter groups and where the adapter
-    applies."""
+    """Raise ConfigError if an adapter, an anchor (penalty for moving away from the start weights), new blocks or parameter
+    groups do not fit the model. If the model is the user's own code, the worker group checks the parameter groups and the
+    adapter's targets later."""
     from springtide.model import make
     from springtide.optim.parameter_groups import check_groups
     from springtide.training.start_check import check_adapter
@@ -223,8 +227,8 @@ def _check_parameters(config: Config) -> None:
 
 
 def _start(config: Config, run: Run, data: Data, accept_changes: bool, from_scratch: bool) -> tuple[str, list[str]]:
-    """Return the URL of the checkpoint that the run starts from, empty for step 0, and remarks for the user. Raises
-    CheckpointError or ConfigError if the run cannot start there."""
+    """Return the URL of the checkpoint that the run starts from (empty for step 0), and remarks for the user. Raises
+    CheckpointError or ConfigError if the run cannot start from its checkpoints."""
     remarks, names = [], run.checkpoints
     if from_scratch:
         remarks.append(f"restarted at step 0; checkpoints set aside: {', '.join(names) or 'none'}")
@@ -247,8 +251,8 @@ def _start(config: Config, run: Run, data: Data, accept_changes: bool, from_scra
 
 
 def _branched(config: Config, data: Data) -> list[str]:
-    """Return remarks for the user on the checkpoint of another run that this run starts from (``train.start_from``). Raises
-    ConfigError if the run cannot start from it."""
+    """Check the checkpoint of another run that this run starts from (``train.start_from``), and return remarks for the user.
+    Raises ConfigError if the run cannot start from it."""
     from springtide.training.start_check import check_start, check_tensors
     from springtide.training.state import rate_after
 
@@ -267,8 +271,8 @@ def _branched(config: Config, data: Data) -> list[str]:
 
 
 def fitted(config: Config, data: Data) -> tuple[Config, list[str]]:
-    """Return ``config`` with a micro-batch and a minimum number of workers that fit the devices of the connected cluster, and
-    remarks on what was changed. Raises ConfigError if nothing fits."""
+    """Return ``config`` with a micro-batch and a least number of workers that fit the devices of the connected cluster, and
+    remarks on what was changed. Raises ConfigError if no micro-batch fits."""
     from springtide.ray.cluster.session import device_size
 
     size, remarks = device_size(config), []
@@ -287,9 +291,9 @@ def fitted(config: Config, data: Data) -> tuple[Config, list[str]]:
 
 
 def absolute(config: Config) -> Config:
-    """Return ``config`` with absolute paths. Relative paths are resolved against the driver's working directory, which other
-    nodes and processes do not share."""
-    # an empty URL in the mixture stands for a dataset that is yet to be prepared
+    """Return ``config`` with absolute paths. Relative paths refer to the driver's working directory, but other nodes and
+    processes have another one."""
+    # keep an empty URL in the mixture: it stands for a dataset that is yet to be prepared
     mixture = {name: url and Folder(url).url for name, url in config.stream.mixture.items()}
     eval_datasets = {name: Folder(url).url for name, url in config.stream.eval_datasets.items()}
     changes: dict[str, Any] = {
@@ -306,11 +310,12 @@ def absolute(config: Config) -> Config:
     return config.override(changes)
 
 
-# The length of a run in epochs or steps, in place of ``train.total``.
+# Give the length of a run in epochs or steps instead of as ``train.total`` (tokens).
 
 
 def with_steps(config: Config, steps: int) -> Config:
-    """Return ``config`` with the tokens of ``steps`` steps as ``train.total``. Raises ConfigError if ``steps`` is below 1.
+    """Return ``config`` with ``train.total`` set to the number of tokens of ``steps`` steps. Raises ConfigError if ``steps`` is
+    below 1.
 
     Examples:
         >>> from springtide.api.resolve import with_steps
@@ -327,13 +332,13 @@ def with_epochs(
 ) -> Config:
     """Return ``config`` with a ``train.total`` that reads its dataset ``epochs`` times, rounded up to whole steps.
 
-    Prepares the dataset if needed. A run that resumes counts the rows of the dataset that it began with. Increases
-    ``stream.max_epochs`` if it is too low for ``epochs``.
+    Prepares the dataset if needed. For a run that resumes, the rows of the dataset that it began with are counted. If
+    ``stream.max_epochs`` is below ``epochs``, it is increased.
 
     Args:
         config: settings of the run.
         epochs: number of times that each row is read; may be a fraction.
-        resume: as for ``train``.
+        resume: continue an existing run, as for ``train``.
         progress: receives the progress of ``prepare``.
 
     Raises:
@@ -363,22 +368,23 @@ def with_epochs(
 
 _DEADLINE = "elastic.deadline"
 _MOST_S = 366 * 86400.0
-"""A deadline that is further away is a mistake, such as a wrong year [s]."""
+"""Largest time until a deadline [s]. A later deadline is probably a mistake, such as a wrong year."""
 _MARKETS = ("on-demand", *SPOT)
 _LABEL = "ray start --labels ray.io/market-type=spot, or on-demand"
 
 
 def begun_s(run: Run) -> float:
-    """Return the time of the first event of a run, seconds since 1970; the present time if it has none."""
+    """Return the time of a run's first event, in seconds since 1970; the present time if the run has no events."""
     first = next(
         stream_journal(run.folder), None
-    )  # only up to the first event, because reading the whole journal of a long run takes seconds
+    )  # read only up to the first event, because the whole journal (event log) of a long run takes seconds to read
     return time.time() if first is None else first.time_s
 
 
 def check_deadline(config: Config, run: Run) -> None:
-    """Raise ConfigError if the run's deadline has passed or is more than a year away, if the price of spot or of other nodes is
-    missing, if spot nodes are not cheaper than others, or if the run shares nodes with other runs (``run.queue``)."""
+    """Raise ConfigError if the run has a deadline (``elastic.deadline``) that it cannot work with: it has passed or is more
+    than a year away, ``track.price`` or ``track.spot_price`` is missing, spot nodes are not cheaper, or the run shares nodes
+    with other runs (``run.queue``)."""
     deadline, track = config.elastic.deadline, config.track
     if not deadline.is_set:
         return
@@ -404,8 +410,8 @@ def check_deadline(config: Config, run: Run) -> None:
 
 
 def remarks_on_markets(config: Config) -> list[str]:
-    """Return a remark if the run has a deadline and some nodes of the connected cluster have no known market label (spot or
-    on-demand)."""
+    """Return a remark if the run has a deadline and some nodes of the connected cluster are not labelled as spot or
+    on-demand."""
     if not config.elastic.deadline.is_set:
         return []
     from springtide.ray.cluster.nodes import markets  # Ray loads only when needed

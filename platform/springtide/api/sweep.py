@@ -1,4 +1,4 @@
-"""A sweep: many runs of one recipe with different settings, to find the best. ``tune.folder`` describes its folder."""
+"""A sweep: many runs (trials) of one recipe with different settings, to find the best. ``tune.folder`` describes its folder."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:  # Ray loads only when needed
     from springtide.ray.tune.worker_pool import WorkerPoolHandle
 
 _OF_TAKEOVER = ("train.start_from", "train.start_with")
-"""Settings that a trial of population-based training gets only when it continues from another trial's state."""
+"""Settings that a trial of population-based training has only after it has taken over another trial's state."""
 
 
 def sweep(
@@ -77,11 +77,11 @@ def sweep(
     say: Callable[[str], None] = print,
     dashboard: bool = True,
 ) -> SweepResult:
-    """Train one trial at each of many points of a search space, in parallel, and rank the trials.
+    """Train a trial (run) at each of many points (settings) of a search space, in parallel, and rank the trials.
 
-    Trials share the workers of the cluster: each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. A trial
+    Trials share the workers of the cluster: each has from ``elastic.min_workers`` to ``elastic.max_workers`` workers. A trial
     that fails is marked and does not end the sweep. At Ctrl-C or SIGTERM trials save their state, and the sweep ends with its
-    result so far. A second signal ends it at once; trials then resume from their newest checkpoints.
+    result so far. A second signal ends the sweep at once; a later resume continues trials from their newest checkpoints.
 
     Args:
         base: config of every trial, before the values of its point are applied.
@@ -93,7 +93,7 @@ def sweep(
         concurrent: number of trials at a time; 0: all that fit the cluster.
         resume: continue the sweep ``name``; "auto" creates the sweep if it does not exist.
         say: receives lines of text on the sweep's progress.
-        dashboard: start Ray's dashboard with a private cluster.
+        dashboard: if a private cluster is started for the sweep, start Ray's dashboard, too.
 
     Returns:
         Every trial with its point, values and costs, and the best trial.
@@ -101,7 +101,7 @@ def sweep(
     Raises:
         ConfigError: the space or a setting cannot work, or a resumed sweep had another space or other settings; before
             anything starts.
-        RunExists: the sweep exists and ``resume`` is not set, or another driver holds it.
+        RunExists: the sweep exists and ``resume`` is not set, or another driver process is running it.
 
     Examples:
         >>> found = st.sweep(st.recipes.tiny(), "tune_spaces/lr_and_decay.py")  # doctest: +SKIP
@@ -118,14 +118,15 @@ def sweep(
 
     table = read_file(space, base) if isinstance(space, str) else read(space, base)
     _check(base, name, scheduler)
-    base = absolute(base)  # each trial has a driver process of its own, with another working directory
+    base = absolute(base)  # make paths absolute: each trial has its own driver process, with another working directory
     uri = mlflow_uri(base)
     judges = scheduler_of(scheduler, table)
     root = Folder(base.run.root)
     folder = SweepFolder(root / (name or time.strftime("sweep-%Y%m%d-%H%M%S-") + secrets.token_hex(2)))
     plan, points = started_with(folder, plan_of(base, table, search, seed), resume), folder.points()
     check_finalists(folder, table.budget)
-    with hold_sweep(folder) as held:  # claim the sweep first: a refused driver writes nothing
+    # get the exclusive right to the sweep before anything is written: a second driver is refused and writes nothing
+    with hold_sweep(folder) as held:
         known, distinct = list(points.values())[: table.budget.trials], plan.get("distinct") is True
         asked = search_of(search, table, base, seed, known, distinct)
         members = _members(folder, table, asked, search, scheduler) if scheduler in POPULATIONS else []
@@ -136,8 +137,8 @@ def sweep(
                 say(remark)
             base = prepare(base)
         sink = SweepSink(configs.flatten(configs.redact(base)), folder.root, uri) if uri != OFF else None
-        # a URI from the environment may have a password, so it is not written into the trials' configs: ``tracking_uri`` passes
-        # it on
+        # Do not write a URI from the environment into the trials' configs, because it may contain a password. Trials get it as
+        # ``tracking_uri`` instead
         own = uri if uri == default_uri(root) else base.track.mlflow_uri
         changes = {"run.root": folder.trials.url, "track.progress": False, "track.mlflow_uri": own}
         base = base.override({**changes, "track.parent": sink.id if sink else ""})
@@ -154,7 +155,8 @@ def sweep(
             check_resources(base)
             if any(Prices.set_in(base.track)) and base.shards.dataset and not base.sources.keys() - BESIDE_THE_MODEL:
                 say(driver.projected_cost(worker_speed(base, open_data(base.data).vocab_size)))
-            with stop_signals() as interrupted:  # after Ray has started and set its own handler of SIGTERM
+            # set the signal handlers after Ray has started: Ray sets its own handler of SIGTERM, which would replace them
+            with stop_signals() as interrupted:
                 limit = driver.try_all(pool, asked, judges, members, interrupted)
         held.check()
         if limit:
@@ -164,7 +166,7 @@ def sweep(
 
 @dataclasses.dataclass(frozen=True)
 class SweepDriver:
-    """Runs a sweep on which it has the exclusive claim (lease): trains all trials, then ranks them."""
+    """Runs a sweep: trains all trials, then ranks them. It holds the sweep's lease, so no other driver writes to the sweep."""
 
     held: HeldSweep
     table: Sweep
@@ -198,7 +200,7 @@ class SweepDriver:
 
     def projected_cost(self, tokens_per_s: float) -> str:
         """Return, as text, the cost of the sweep if no trial is stopped early. ``tokens_per_s``: speed of one worker with the
-        base config."""
+        base config [tokens/s]."""
         budget, track = self.table.budget, self.base.track
         trials = budget.trials + budget.finalists * (budget.seeds - 1)
         tokens = trials * budget.tokens_per_trial
@@ -218,12 +220,12 @@ class SweepDriver:
         members: Sequence[Point],
         interrupted: threading.Event,
     ) -> str:
-        """Train a trial at every point of the search, then repeat the best trials (finalists) with other seeds. Returns why the
-        sweep ended early, or "" if it did not.
+        """Train a trial at every point of the search, then repeat the best trials (finalists) with other seeds. If the sweep
+        ended early, returns the reason, else "".
 
         Args:
             members: the points at which the trials of population-based training start; empty for other schedulers.
-            interrupted: set when all trials are to save their state and end.
+            interrupted: event that is set when all trials must save their state and end.
         """
         from springtide.ray.tune.schedulers import scheduler_of
         from springtide.ray.tune.tuner import TrialTuner
@@ -279,8 +281,8 @@ class SweepDriver:
         )
 
     def _finalists(self, outcomes: Sequence[TrialOutcome]) -> list[int]:
-        """Return the trial numbers of the finalists, the best trials, which are repeated with other seeds. Chooses and records
-        them, unless they were chosen before the sweep was resumed."""
+        """Return the trial numbers of the finalists: the best trials, which are repeated with other seeds. They are chosen and
+        recorded now, unless this was done before the sweep was resumed."""
         budget = self.table.budget
         if self.folder.finalists(budget) is None:
             best = finalists(self.table, outcomes)[: budget.finalists]
@@ -293,7 +295,7 @@ class SweepDriver:
         return chosen.numbers if chosen else []
 
     def _reseeded(self, chosen: Sequence[int]) -> list[Point]:
-        """Return the points at which to repeat the trials ``chosen``: each trial's point once per further seed."""
+        """Return the points at which to repeat the trials ``chosen``: each trial's settings, once for each further seed."""
         points = [self.folder.lineage(number, {})[-1].point for number in chosen]
         return [other_seed(self.base, point, seed) for point in points for seed in range(1, self.table.budget.seeds)]
 
@@ -305,7 +307,8 @@ class SweepDriver:
         self.folder.write_result(verdict)
         mattered = importance(self.table, [one for one in verdict.outcomes if one.repeats < 0])
         pages = {}
-        for one in verdict.outcomes:  # a driver that was killed may have left trials without a report
+        # write missing reports of trials, because the driver of a trial may have been killed before it wrote one
+        for one in verdict.outcomes:
             for run in self.reader.runs(one.number, one.point):
                 pages[one.number] = f"{self.folder.trials.name}/{run.id}/{REPORT}"
                 if not run.folder.exists(REPORT):
@@ -315,8 +318,8 @@ class SweepDriver:
             self.folder.write_best(self._best_config(best))
 
     def _best_config(self, best: TrialOutcome) -> Config:
-        """Return the config to train outside of the sweep like the best trial: the present base config, with all settings of
-        the trial that affect training."""
+        """Return a config that trains like the best trial, but outside of the sweep: the present base config, plus all settings
+        of the trial that affect training."""
         config = trial_config(self.base, self.table.budget, best.name, best.point)
         ran = configs.difference(config, self.reader.runs(best.number, best.point)[-1].config)
         own = {name: value for name, (_, value) in configs.changes_the_run(ran).items() if name not in _OF_TAKEOVER}
@@ -330,7 +333,8 @@ def _report(run: Folder) -> None:
 def _check(base: Config, name: str, scheduler: str) -> None:
     from springtide.ray.tune.schedulers import POPULATIONS
 
-    for field in BESIDE_THE_MODEL & base.sources.keys():  # if the user's code is missing, fail before any trial starts
+    # load the user's code now: if it is missing, fail before any trial starts
+    for field in BESIDE_THE_MODEL & base.sources.keys():
         find_code(field, base.sources[field])
     if not re.fullmatch(NAME, name):
         limit = "is not the name of a folder below run.root"
@@ -354,8 +358,9 @@ def _check(base: Config, name: str, scheduler: str) -> None:
 
 
 def _members(folder: SweepFolder, table: Sweep, asked: Search, search: str, scheduler: str) -> list[Point]:
-    """Return the points at which the trials of population-based training start; after a resume, the points that they had
-    reached. Raises ConfigError for a search that chooses points by earlier trials' results."""
+    """Return the start points (settings) of the trials of population-based training. After a resume, these are the points that
+    the trials had reached. Raises ConfigError if the search chooses points from results of earlier trials, because all these
+    trials start at once."""
     if not isinstance(asked, PointList):
         remedy = "use random or grid"
         raise ConfigError(
@@ -370,17 +375,18 @@ def _worker(base: Config) -> dict[str, float]:
     return {"CPU": elastic.cpus_per_worker} | ({"GPU": elastic.gpus_per_worker} if elastic.gpus_per_worker else {})
 
 
-# The plan of a sweep: everything that determines its points and trials. A resumed sweep must have the same plan.
+# The plan of a sweep: everything that determines its points and trials. A sweep can only be resumed with an equal plan.
 
 _OF_POINTS = ("search", "seed", "space")
 _OF_TRIALS = ("train.total", "train.eval_every")
-"""Settings whose value in a trial comes from the sweep's budget, not from the base config."""
+"""Settings that a trial gets from the sweep's budget instead of from the base config."""
 _OF_VALUES = ("train.eval_tokens",)
-"""Settings that may change when a run resumes, but not when a sweep does: the results of its trials are compared."""
+"""Settings that may change when a run is resumed, but not when a sweep is resumed: they affect the values by which trials are
+compared."""
 
 
 def plan_of(base: Config, table: Sweep, search: str, seed: int) -> dict[str, Any]:
-    """Return the plan of a new sweep, as ``sweep.json`` has it.
+    """Return the plan of a new sweep, which determines its points and trials, as stored in ``sweep.json``.
 
     >>> from springtide.tune import read
     >>> base = configs.recipes.tiny()
@@ -401,11 +407,11 @@ def plan_of(base: Config, table: Sweep, search: str, seed: int) -> dict[str, Any
 
 
 def started_with(folder: SweepFolder, plan: dict[str, Any], resume: bool | Literal["auto"]) -> dict[str, Any]:
-    """Return the plan that the sweep was created with if it exists already (an earlier start), else ``plan``.
+    """Return the plan that the sweep was created with, if the sweep exists already; else return ``plan``.
 
-    Raises RunExists if there was an earlier start and ``resume`` is not set. Raises ConfigError if ``resume`` is True and there
-    was none. Also raises ConfigError if the earlier start had another space, search, seed or base config, or a retired setting
-    without which its trials would train something else.
+    Raises RunExists if the sweep exists and ``resume`` is not set. Raises ConfigError if ``resume`` is True and the sweep does
+    not exist. Also raises ConfigError if the existing sweep has another space, search, seed or base config, or a setting that
+    was removed from springtide and without which its trials would train something else.
     """
     earlier = _under_new_names(folder.plan())
     if earlier is not None and not resume:
@@ -427,8 +433,7 @@ def started_with(folder: SweepFolder, plan: dict[str, Any], resume: bool | Liter
 
 def check_finalists(folder: SweepFolder, budget: Budget) -> None:
     """Raise ConfigError if the finalists (best trials, repeated with other seeds) were chosen under another BUDGET.trials or
-    BUDGET.seeds. These two determine the trial numbers of the finalists' repeats, so other trials would be taken for
-    repeats."""
+    BUDGET.seeds. The repeats are numbered by these two values. With other values, a trial could be mistaken for a repeat."""
     chosen = folder.finalists(budget)
     for name in ("trials", "seeds") if chosen else ():
         before, now = getattr(chosen, name), getattr(budget, name)
@@ -438,8 +443,8 @@ def check_finalists(folder: SweepFolder, budget: Budget) -> None:
 
 
 def _under_new_names(plan: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the plan that a sweep was created with, with renamed settings under their present names and without retired
-    settings. Raises ConfigError for a retired setting without which the trials would train something else."""
+    """Return the stored plan of a sweep, updated to this version: renamed settings get their present names, removed settings
+    are dropped. Raises ConfigError if trials would train something else without a removed setting."""
     base, space = (plan or {}).get("base"), (plan or {}).get("space")
     if plan is not None and isinstance(base, dict):
         sections: dict[str, dict[str, Any]] = {}
@@ -459,15 +464,15 @@ def _under_new_names(plan: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _changed(before: object, now: Mapping[str, Any]) -> str:
-    """Return, as text, the settings of the base config that differ from those of an earlier start (``before``). A sweep of an
-    old version, which recorded no base config, counts as equal. A setting that did not exist then counts as if it had the value
-    with no effect."""
+    """Return, as text, the settings of the base config that differ from those of an earlier start (``before``). If an old
+    version recorded no base config, nothing differs. If a setting did not exist yet, it counts as having the value with no
+    effect."""
     known = {**ADDED_SETTINGS, **before} if isinstance(before, Mapping) else {}
     differ = [name for name in now if name in known and known[name] != now[name]]
     return "; ".join(f"{name} was {known[name]!r}, is {now[name]!r}" for name in differ)
 
 
-# The outcomes of a sweep's trials, read from the sweep's folder and from the folders of the trials' runs.
+# Read the outcomes of a sweep's trials from the sweep's folder and from the folders of the trials' runs.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -477,16 +482,16 @@ class SweepReader:
     folder: SweepFolder
     table: Sweep
     prices: Prices
-    """Prices of a worker, for the cost of each trial."""
+    """Prices per worker and hour, to compute the cost of each trial."""
 
     def outcomes(self) -> list[TrialOutcome]:
-        """Return the outcomes of all trials that were started."""
+        """Return the outcomes of all trials that were started or wait to start."""
         return [self._outcome(number, point) for number, point in self.folder.points().items()]
 
     def interrupted(self, outcomes: Sequence[TrialOutcome]) -> list[str]:
-        """Return the names of trials that were interrupted and may be resumed. The sweep's driver records the end of each trial
-        that must not continue. A trial whose run failed without such a record was interrupted, for example by an unreachable
-        store."""
+        """Return the names of trials that were interrupted and may be resumed. A trial that must not continue has a recorded
+        end, which the sweep's driver writes. A trial whose run failed without such a record counts as interrupted, for example
+        by an unreachable store."""
         ended = self.folder.ended()
         return [one.name for one in outcomes if one.status != "finished" and one.number not in ended]
 
@@ -495,15 +500,16 @@ class SweepReader:
         return [run for run in self._started(self.folder.lineage(number, point)) if config_or_problem(run)[0]]
 
     def begun(self) -> Config | None:
-        """Return the config of the first run of a trial that can be read; None if there is none. All trials use the same
-        datasets, unless the space contains settings of the data."""
+        """Return the config of a trial's first run that can be read; None if no run can be read. Any trial will do, because all
+        trials use the same datasets, unless the space contains settings of the data."""
         return next(
             (run.config for number, point in self.folder.points().items() for run in self.runs(number, point)), None
         )
 
     def last_settled_rung(self, members: Sequence[Point]) -> int:
-        """Return the last rung (step at which trials are compared) that all members of a population have reached and at least
-        one has continued from. At that rung it is decided which trials continue from another trial's state."""
+        """Return the last settled rung of a population. A rung is a step at which trials are compared. It is settled if all
+        trials have reached it and at least one has continued from it: then it is decided which trials take over another trial's
+        state."""
         lineages = [self.folder.lineage(number, point) for number, point in enumerate(members)]
         started = [self._started(generations) for generations in lineages]
         started = [runs for runs in started if not self._problem(runs)]  # leave out trials that cannot be read
@@ -547,17 +553,17 @@ class SweepReader:
         return chosen.repeated_by(number) if chosen else -1
 
     def _started(self, generations: Sequence[Generation]) -> list[Run]:
-        """Return the runs that have started among ``generations``, the successive runs of one trial."""
+        """Return the runs that have started, of ``generations``: the successive runs of one trial."""
         runs = [Run(self.folder.trials / one.run) for one in generations]
         return [run for run in runs if run.folder.exists(configs.RUN_CONFIG)]
 
     def _problem(self, runs: Sequence[Run]) -> str:
-        """Return in one line why some run of a trial cannot be read; empty if all can be read."""
+        """Return the reason why a run of a trial cannot be read, in one line; empty if all its runs can be read."""
         return next((problem for _, problem in map(config_or_problem, runs) if problem), "")
 
     def _rungs(self, runs: Sequence[Run]) -> list[Rung]:
-        """Return the rungs (evaluations at which trials are compared) of a trial's runs, in order of steps. Where a run
-        continued from another trial's state, the earlier runs' rungs after that step are dropped."""
+        """Return the rungs (evaluations at which trials are compared) of a trial, in order of steps. If a later run of the
+        trial took over another trial's state at a step, rungs of earlier runs after this step are dropped."""
         metric, rungs = self.table.metric, dict[int, Rung]()
         for run in runs:
             config, losses = run.config, {step.step: step.loss for step in run.steps}
@@ -571,7 +577,8 @@ class SweepReader:
 
 
 def _end(events: Sequence[Event]) -> tuple[str, str]:
-    """Return (status, reason) of a trial without a recorded end, from the events of its newest run."""
+    """Return (status, reason) of a trial whose end the sweep's driver did not record, from the events of the trial's newest
+    run."""
     last = events[-1] if events else None
     if isinstance(last, Stopped) and last.status in ("finished", "failed"):
         return last.status, last.reason

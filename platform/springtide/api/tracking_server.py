@@ -22,17 +22,18 @@ _CREDENTIALS = (
 """Environment variables with passwords and tokens that MLflow's clients send to whichever server is configured."""
 _CREDENTIALS_FILE = Path("~/.mlflow/credentials")
 _LOCAL, _HTTP = ("", "file", "sqlite", "databricks"), ("http", "https")
-"""URI schemes that a config may name, local and HTTP. The host of a ``databricks`` URI comes from the user's profile, so it
-counts as local. Every other scheme is a plug-in or a database: its URI may load a driver, read a file of this machine, or get a
-password from a file."""
+"""URI schemes that a config may name without the user's consent: local ones, and HTTP ones after a check for credentials. The
+host of a ``databricks`` URI comes from the user's profile, so it counts as local. Every other scheme is a plug-in or a
+database: its URI may load a driver, read a file of this machine, or get a password from a file."""
 _AMBIGUOUS = re.compile(r"[\s\\\x00-\x1f\x7f]")
-"""Characters that make programs disagree about the host of a URL: the host of ``http://a\\@b`` is a or b."""
+"""Characters on which programs disagree when they look for the host of a URL: for ``http://a\\@b`` some connect to a and some
+to b."""
 _Server = tuple[str, str, int | None]
 _named: set[_Server] = set()
 
 
 def name_server(uri: str) -> None:
-    """Note that the user has typed ``uri`` on the command line: its server may get credentials."""
+    """Record that the user has typed ``uri`` on the command line, so that credentials may be sent to its server."""
     _named.add(_server_of(uri))
 
 
@@ -42,18 +43,18 @@ def mlflow_uri(config: Config, given: str = "", must_be_named: bool = False) -> 
     Args:
         config: settings of the run; its file may come from somebody else, who must not get the user's credentials.
         given: URI that the caller chooses; empty: none.
-        must_be_named: refuse a server that only the config names, even if it would get no credentials: the server's answers
-            decide where MLflow writes files.
+        must_be_named: refuse a server that only the config names, even if it would get no credentials. Needed where the
+            server's answers decide to which place MLflow writes files.
 
     Returns:
-        The first that is set of: ``given``, the config's URI, the environment's URI; else the URI of a sqlite file next to the
-        runs.
+        The first of these that is set: ``given``, the config's URI, the environment's URI. If none is set, the URI of a sqlite
+        file next to the runs.
 
     Raises:
         ConfigError: only the config names the server, and either the server would get credentials from the environment or
             ``must_be_named`` is set.
     """
-    # MLflow's client would retry an unreachable server for minutes by default
+    # make one retry only, with a short timeout: by default MLflow's client would retry an unreachable server for minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     _pass_proxies_by()
@@ -64,8 +65,8 @@ def mlflow_uri(config: Config, given: str = "", must_be_named: bool = False) -> 
 
 
 def _pass_proxies_by() -> None:
-    """If the environment names a proxy, exempt this machine from it (``no_proxy``): clients of MLflow and of stores must
-    connect to local servers directly, because the proxy cannot reach them."""
+    """If the environment names a proxy, exempt this machine from it by ``no_proxy``: MLflow's and the stores' clients must
+    connect to local servers directly, because the proxy cannot reach servers on this machine."""
     if not any(
         os.environ.get(name) or os.environ.get(name.upper()) for name in ("http_proxy", "https_proxy", "all_proxy")
     ):
@@ -112,8 +113,8 @@ def _netrc_has(host: str) -> bool:
 
 
 def _server_of(uri: str) -> _Server:
-    """Return scheme, host and port of an HTTP server. For a database URI, or any other, return the whole URI in place of the
-    host, because its query may also name a host. Raises ConfigError if ``uri`` is not a URI."""
+    """Return scheme, host and port of an HTTP server. For any other URI, such as a database's, return the whole URI in place of
+    the host, because its query may also name a host. Raises ConfigError if ``uri`` is not a URI."""
     try:
         found = urlsplit(uri)
         scheme, port = found.scheme.lower(), found.port

@@ -63,10 +63,10 @@ def train(
         from_scratch: with ``resume``, restart the run at step 0; its checkpoints are set aside (kept, but not used).
         listen: function that is called in this process with every event of the run, in order of arrival.
         progress: receives the progress of ``prepare``.
-        dashboard: start Ray's dashboard in a private cluster, once it has trained for a while.
+        dashboard: if a private cluster is started for this run, start Ray's dashboard once training has run for a while.
         workers: for a trial of a sweep: the sweep's ``WorkerLender``, which lends it workers; the sweep then also writes the
             report.
-        tracking_uri: MLflow URI, not written to any file; if empty: the config's, else the environment's.
+        tracking_uri: MLflow URI, not written to any file. If empty, the config's URI is used, or else the environment's.
 
     Returns:
         A handle on the run, which has finished or was asked to stop: see ``Run.finished``.
@@ -104,17 +104,18 @@ def train(
 def _claim_and_train(
     found: ResolvedRun, uri: str, listen: Callable[[Event], None] | None, workers: Any, dashboard: bool
 ) -> None:
-    """Take the run's lease (exclusive claim) and train the run to its end, or until it is stopped. ``dashboard``: start Ray's
-    dashboard once the run trains."""
+    """Take the run's lease (exclusive right to write to it) and train the run to its end, or until it is stopped.
+    ``dashboard``: start Ray's dashboard once the run trains."""
     hears = [listen] if listen else []
     if found.config.run.queue:
         from springtide.ray.cluster.worker_queue import check_quota
 
         check_quota(found.config)
-    with _lease(found) as lease, contextlib.ExitStack() as stack:  # claim it first: a refused driver writes nothing
+    # take the lease before anything is written: a driver that is refused must leave no trace
+    with _lease(found) as lease, contextlib.ExitStack() as stack:
         _begin(found, lease.term)
         before = found.run.timeline.last_try
-        if workers is not None:  # a trial of a sweep obeys the sweep, not commands
+        if workers is not None:  # a trial of a sweep takes no commands of users: the sweep controls it
             _train(found, lease, uri, hears, workers, before, reports=False)
             return
         from springtide.api.control import Controls  # Ray loads only when needed
@@ -132,7 +133,8 @@ def _claim_and_train(
 
 @contextlib.contextmanager
 def _lease(found: ResolvedRun) -> Iterator[leases.Lease]:
-    """Hold the run's lease during the ``with`` block. Raises RunExists if another driver holds it."""
+    """Hold the run's lease (exclusive right to write to the run) during the ``with`` block. Raises RunExists if another driver
+    holds it."""
     lease = leases.claim(found.run.folder, secrets.token_hex(8), trains=False, sources=found.config.needs_trust)
     try:
         yield lease
@@ -141,8 +143,8 @@ def _lease(found: ResolvedRun) -> Iterator[leases.Lease]:
 
 
 def _begin(found: ResolvedRun, lease: int) -> None:
-    """Write the decisions of ``resolve``: mark checkpoints that this run must not resume from any more, have other runs keep
-    the checkpoints that this run needs, and store the config and the origin (command and commit)."""
+    """Write the decisions of ``resolve`` to disk. Mark checkpoints that this run must no longer resume from. Make other runs
+    keep the checkpoints that this run needs. Store the config and the origin (command and commit)."""
     run, config = found.run, found.config
     if found.from_scratch:
         begin_from_scratch(run.folder, lease)
@@ -167,9 +169,9 @@ def _train(
     remarks: Sequence[str] = (),
     dashboard: bool = False,
 ) -> None:
-    """Train a claimed run to its end, and pass its events to all listeners. ``hears``: additional listeners; ``before``: the
-    last step trained before this start of the run; ``reports``: write the HTML report, also after an error; ``remarks``:
-    additional remarks to print; ``dashboard``: start Ray's dashboard."""
+    """Train a run, whose lease this process holds, to its end, and pass its events to all listeners. ``hears``: additional
+    listeners; ``before``: the last step trained before this start of the run; ``reports``: write the HTML report, also after an
+    error; ``remarks``: additional remarks to print; ``dashboard``: start Ray's dashboard."""
     from springtide.ray.cluster.session import (
         LateDashboard,  # Ray and torch load only when needed
         dashboard_hint,
@@ -206,7 +208,8 @@ def _train(
         def on_event(event: Event) -> None:
             nonlocal before, has_started
             has_started = has_started or isinstance(event, Started)
-            if isinstance(event, Stopped) and not has_started:  # no group trained: report its checkpoint's step
+            # the run stopped before any worker group trained: report the step of its checkpoint, not 0
+            if isinstance(event, Stopped) and not has_started:
                 event = dataclasses.replace(event, step=max(event.step, saved))
             tell_all(event)
             if isinstance(event, Started) and event.step < before:
@@ -214,7 +217,7 @@ def _train(
                     f"steps {event.step + 1} to {before} were trained before and not saved: they are trained again"
                 )
                 before = 0  # report this only once
-            if isinstance(event, Stopped):  # callers read the end from the journal
+            if isinstance(event, Stopped):  # write the end to disk now, because callers read it from the journal
                 journal.flush()
 
         try:
@@ -222,7 +225,7 @@ def _train(
             with live_report(run.folder, console.say) if reports else contextlib.nullcontext():
                 train_on_ray(config, run.folder, journal.term, labels, lease.owner, on_event, workers, since_s)
         except BaseException as error:
-            if not tell_all.finished:  # an error after the end does not change the run's status
+            if not tell_all.finished:  # after the run has ended, an error does not change the run's status
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 reason = f"{type(error).__name__}: {error}"[:2000]
                 on_event(Stopped(step=max(before, tell_all.last_step), status=status, reason=reason))
@@ -233,7 +236,7 @@ def _train(
 
 
 def _report(run: Run, say: Callable[[str], None]) -> None:
-    """Write the run's HTML report. A store error is only printed, so that it does not hide how the run ended."""
+    """Write the run's HTML report. A store error is only printed: raising it would hide how the run ended."""
     try:
         run.write_report()
     except OSError as error:
@@ -253,9 +256,9 @@ def sample(
     Args:
         run: the run.
         prompt: the text to continue.
-        tokens: maximum number of tokens to generate; the document may end earlier; 0: ``train.sample_tokens``.
+        tokens: largest number of tokens to generate; 0: ``train.sample_tokens``. Generation stops earlier if the text ends.
         temperature: temperature of the softmax; 0: greedy decoding.
-        seed: seed of the draws.
+        seed: seed of the random choice of tokens.
         trust_code: run the code of the user's own model if the config names one (``model.source``); needed unless you
             started the run with the same code.
 
@@ -272,7 +275,8 @@ def sample(
         >>> found.step, found.prompt, len(found.text) > 0
         (8, 'import ', True)
     """
-    step = step_of(run.checkpoint_at()) or 0  # choose it once: a live run may commit a newer checkpoint meanwhile
+    # choose the step only once: a run that still trains may commit a newer checkpoint meanwhile
+    step = step_of(run.checkpoint_at()) or 0
     [found] = run.generate(
         prompt, tokens or run.config.train.sample_tokens, temperature, seed=seed, step=step, trust_code=trust_code
     )
@@ -282,7 +286,7 @@ def sample(
 # ``make demo``: a short training in which two workers are killed, and the cost of each kill.
 
 _PARTS = (1 / 3, 2 / 3)
-"""Fractions of the training after which a worker is killed."""
+"""The fractions of the training after which a worker is killed."""
 
 
 def demonstrate(config: Config, progress: Progress | None = None, say: Callable[[str], None] = print) -> Run:

@@ -1,4 +1,4 @@
-"""Low-rank adapters in a checkpoint. Their tensors are recognized by name."""
+"""Low-rank adapters (LoRA) in a checkpoint. Their tensors are recognized by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from springtide.checkpoint.format import Manifest
 
 LORA_A, LORA_B, MAGNITUDE = "lora_a", "lora_b", "magnitude"
-"""Last part of the names of an adapter's tensors. The part before it is the name of the adapted matrix."""
+"""Last part of the name of an adapter's tensor. Example: ``attention.query.lora_a`` adapts the matrix ``attention.query``."""
 
 
 def is_adapter(name: str) -> bool:
@@ -23,11 +23,11 @@ def is_adapter(name: str) -> bool:
 
 
 def without_adapter(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the ``tensors`` that are not part of an adapter, by name."""
+    """Return ``tensors`` (name -> tensor) without those of low-rank adapters."""
     return {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
 
 
 def has_adapter(manifest: Manifest) -> bool:
-    """Return True if the checkpoint of ``manifest`` holds an adapter, according to the config that it was saved with."""
+    """Return True if the checkpoint holds a low-rank adapter, according to the config stored in its ``manifest``."""
     model = manifest.config.get("model") if manifest.config else None
     return isinstance(model, dict) and model.get("adapter", "none") != "none"

@@ -1,5 +1,8 @@
-"""The last step at which all devices agreed: a comparison found that they compute the same results. Each checkpoint stores it.
-If a device turns out to compute wrong results, states after that step are abandoned."""
+"""Store in each checkpoint the last step at which a comparison found that all devices compute the same results.
+
+If a device turns out to compute wrong results, the run goes back to that step. Checkpoints of later steps are marked as
+abandoned: no restore uses them.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +19,26 @@ _COMPONENT, _FIELD = "recheck", "agreed_step"
 
 
 def components_of(step: StepsDone | None) -> dict[str, Any]:
-    """Return the entry of ``Meta.components`` that stores ``step``, at which all devices agreed; empty for None."""
+    """Return ``step``, at which all devices last computed the same results, as an entry for ``Meta.components``. An empty dict
+    if ``step`` is None."""
     return {} if step is None else {_COMPONENT: {_FIELD: step}}
 
 
 def agreed_step(meta: Meta) -> StepsDone | None:
-    """Return the steps done when all devices last computed the same results, before this state was saved; None if the devices
-    were never compared."""
+    """Return the number of steps done at the last comparison, before this state was saved, that found the same results on all
+    devices. None if devices were never compared."""
     found = meta.components.get(_COMPONENT)
     step = found.get(_FIELD) if isinstance(found, dict) else None
     return StepsDone(step) if isinstance(step, int) and 0 <= step <= meta.step else None
 
 
 def good_until(meta: Meta, term: int, gone_back: Sequence[tuple[int, StepsDone]]) -> StepsDone | None:
-    """Return the last step up to which a state that lease ``term`` saved is known to be good; None if it is unknown.
+    """Return the last step up to which all devices are known to have computed the same results in a saved state. None if
+    unknown.
 
-    ``gone_back``: from ``leases.gone_back``. A lease that went back to a step shows that all devices agreed at that step. So
-    states that older leases saved up to that step are good, although their metadata do not contain this later agreement.
+    ``meta``: metadata of the state, which the holder of lease number ``term`` saved. ``gone_back``: from ``leases.gone_back``.
+    A lease that returned the run to a step proves that all devices agreed at that step. So a state that an older lease saved at
+    or before that step is good, although its own metadata are older than the proof.
     """
     if any(term < later and meta.step <= step for later, step in gone_back):
         return meta.step
@@ -40,16 +46,19 @@ def good_until(meta: Meta, term: int, gone_back: Sequence[tuple[int, StepsDone]]
 
 
 def abandon_after(run: Folder, step: StepsDone, reason: str, term: int) -> list[str]:
-    """Mark the checkpoints after ``step`` as abandoned, under lease ``term``. Returns their names."""
+    """Mark the checkpoints after ``step`` as abandoned, so that no restore uses them. Returns their names. ``term``: number of
+    the lease (right to write the run) that marks them."""
     suspects = [name for name in committed(run) if (step_of(name) or 0) > step]
     abandon(run, suspects, f"saved after step {step}, when all devices last agreed: {reason}", term)
     return suspects
 
 
 def counting(run: Folder, found: Sequence[SnapshotPart]) -> list[SnapshotPart]:
-    """Return the snapshot parts in ``found`` that may be restored. Parts from before a fresh start or a rollback may not. Nor
-    may later parts of older leases if a newer lease went back to an earlier step because a device had computed wrong
-    results."""
+    """Return those of ``found`` that may be restored; each is one rank's part of a snapshot (state in the memory of nodes).
+
+    Parts that were saved before the run last began at step 0, or before its last rollback, are dropped. If a lease returned the
+    run to an earlier step, because a device had computed wrong results, later steps that older leases saved are dropped too.
+    """
     oldest, gone_back = leases.snapshots_since(run), leases.gone_back(run)
     return [
         one

@@ -1,4 +1,5 @@
-"""Training side of a save: stage the state, hand it to the writer process, receive the outcome. One save at a time.
+"""Training side of a save: copy the state to a staging buffer (shared memory), send the job to the writer process, and receive
+the outcome. One save at a time.
 
 The saver is always in one of five states. These are all transitions:
 
@@ -10,19 +11,20 @@ The saver is always in one of five states. These are all transitions:
      | +------------------- Done <------------------------+
      |                        ^
      +------------------------+                       any state -- close, end --> Closed
-       begin, nothing staged
+       begin, if training waits for the save
 
     state     means                                          owns
     Idle      a save may begin                               writer process and staging buffer, if they exist
-    Copying   tensors -> staging buffer, then SAVE is sent   both, and the future of the thread that copies and sends
-    Writing   the writer process has the job                 both; the buffer's bytes may not change
+    Copying   tensors -> staging buffer, then SAVE is sent   writer process, buffer, and the future of the thread that copies
+    Writing   the writer process has the job                 writer process and buffer, whose bytes may not change
     Done      ``poll`` has not returned the outcome yet      the outcome, and the Idle state that follows
     Closed    no further save                                nothing
 
-``poll`` moves the saver on from Copying and Writing; ``cancel`` and ``close`` wait for the end of Copying. ``start`` stays in
-Idle and adds the writer process. ``begin`` replaces a writer that died while it was idle. If a writer dies while it has a job,
-the save fails, and the staging buffer is kept. If a staging buffer cannot be allocated, training waits for this save and all
-later saves. After ``close`` in Writing, the writer finishes its save and exits.
+``poll`` moves the saver from Copying to Writing, to Done and to Idle. ``cancel`` and ``close`` first wait for the end of
+Copying. ``start`` starts the writer process; the state stays Idle. ``begin`` starts a new writer if the previous writer died
+while it was idle. If a writer dies during a job, that save fails, and the staging buffer is kept for the next save. If no
+staging buffer can be allocated, training waits until this save, and each later save, is written. After ``close`` in Writing,
+the writer finishes its save and exits.
 """
 
 from __future__ import annotations
@@ -50,10 +52,10 @@ from springtide.storage import Folder
 _LEAVING_S = 30.0
 """How long ``end``, called after the last save, waits for the writer process to exit [s]."""
 _PATIENCE_S = 600.0
-"""How long a save without a writer process waits for the other ranks [s]."""
+"""Longest time that a save in the training process waits for the files of the other ranks [s]."""
 SPARE = SpareWriter()
-"""Passes the idle writer process from one worker group to the next. It is global because successive worker groups share only
-the process that they run in. The writer ends with that process."""
+"""Keeps the idle writer process of a finished worker group for the next worker group. It is global because successive worker
+groups share only the operating-system process that they train in. The writer exits when that process exits."""
 atexit.register(SPARE.close)
 
 _log = logging.getLogger(__name__)
@@ -65,12 +67,12 @@ class SaveOutcome:
 
     step: int
     written: Committed | None
-    """What this rank wrote; None if the save failed."""
+    """Name and size of what this rank wrote; None if the save failed."""
     error: BaseException | None
 
     @classmethod
     def of(cls, step: int, answer: Any) -> Self:
-        """Return the outcome for ``answer``, the result of a writer: ``Committed``, or the error."""
+        """Return the outcome of the save of ``step``. ``answer``: what the writer returned, ``Committed`` or an exception."""
         return cls(step, answer, None) if isinstance(answer, Committed) else cls(step, None, answer)
 
 
@@ -79,7 +81,7 @@ class Idle:
     """State of a saver in which a save may begin."""
 
     writer: WriterProcess | None = None
-    """The writer process; it has the staging buffer ``stage`` mapped, if both exist."""
+    """The writer process; None if none runs. If ``stage`` exists too, the writer has mapped this staging buffer."""
     stage: StagingBuffer | None = None
 
 
@@ -127,7 +129,7 @@ class Done:
 
 @dataclasses.dataclass(frozen=True)
 class Closed:
-    """The saver is closed: no further save."""
+    """The saver is closed: no further save can begin."""
 
 
 State = Idle | Copying | Writing | Done | Closed
@@ -135,7 +137,7 @@ State = Idle | Copying | Writing | Done | Closed
 
 class AsyncSaver:
     """Saves the state of one rank. Use as a context manager: on exit, a busy writer process finishes its save and exits. An
-    idle writer process is kept for the next worker group of this process."""
+    idle writer process is kept for the next worker group that trains in this process."""
 
     def __init__(
         self,
@@ -149,9 +151,10 @@ class AsyncSaver:
         rule: Rule,
         owner: str = "",
     ) -> None:
-        """``term``: term of this group's lease, held by ``owner``. ``stage_in``: folder of a memory file system for the staging
-        buffer; if empty, training waits for each save. ``tries``: tries of each save, for errors that may be transient.
-        ``rule``: which checkpoints to keep."""
+        """``term``: number of the lease (right to write the run) that this worker group holds under the id ``owner``.
+        ``stage_in``: folder of a memory file system, such as /dev/shm, for the staging buffer; if empty, training waits until
+        each save is written. ``tries``: how often a save is tried if errors may be transient. ``rule``: which checkpoints to
+        keep."""
         self._run, self._term, self._rank, self._owner = run, term, rank, owner
         self._layout = StagingPlan(rank, world_size)
         self._stage_in, self._tries, self._rule = stage_in, tries, rule
@@ -200,7 +203,8 @@ class AsyncSaver:
             self._state.stage.wait()
 
     def poll(self, wait: bool = False) -> SaveOutcome | None:
-        """Return the outcome of the current save, once; None until the save has ended. ``wait``: wait for its end."""
+        """Return the outcome of the current save, only once. None while the save is in progress, or if there is none. ``wait``:
+        wait until the save has ended."""
         if isinstance(self._state, Copying) and (wait or self._state.handed_over.done()):
             self._state = self._state.next()
         if isinstance(self._state, Writing) and (wait or self._state.writer.answered()):
@@ -211,8 +215,9 @@ class AsyncSaver:
         return outcome
 
     def cancel(self) -> None:
-        """On rank 0: stop waiting for the other ranks' parts, so that the save fails. First waits for a copy in progress."""
-        if isinstance(self._state, Copying):  # the writer would ignore a CANCEL that arrives before its SAVE
+        """On rank 0: stop waiting for the files of the other ranks, so that the save fails. A copy in progress is completed
+        first."""
+        if isinstance(self._state, Copying):  # the writer ignores a CANCEL message that arrives before its SAVE message
             self._state = self._state.next()
         if isinstance(self._state, Writing):
             self._state.writer.cancel(self._state.step)
@@ -244,7 +249,8 @@ class AsyncSaver:
                 writer.close(_LEAVING_S)
 
     def _idle(self, purpose: str) -> Idle:
-        """Return the current state if it is Idle. Otherwise raise RuntimeError: the saver cannot ``purpose``."""
+        """Return the current state if it is Idle, else raise RuntimeError. ``purpose``: the refused action, for the error
+        message."""
         match self._state:
             case Idle() as idle:
                 return idle
@@ -266,8 +272,8 @@ class AsyncSaver:
             stage = StagingBuffer(self._stage_in, size_bytes)
         except OSError as error:
             _log.warning(
-                "cannot allocate %d MiB to stage a save in %s (%s): training waits for saves; free space there, or set "
-                "checkpoint.stage to a folder of a larger memory file system",
+                "cannot allocate %d MiB to stage a save in %s (%s): training waits for each save; free space there, "
+                "or set checkpoint.stage to a folder of a larger memory file system",
                 size_bytes >> 20,
                 self._stage_in,
                 error,
@@ -287,7 +293,8 @@ class AsyncSaver:
             return raw(local(tensors[staged.tensor]).contiguous().cpu()).numpy().data
 
         with torch.no_grad():
-            deadline = time.monotonic() + _PATIENCE_S  # training waits in this call, so ``cancel`` cannot be called
+            # a deadline ends this save if another rank fails: training waits here, so it cannot call ``cancel``
+            deadline = time.monotonic() + _PATIENCE_S
             result = try_to_write(PieceWriter(self._run), job, view, lambda: time.monotonic() > deadline, self._tries)
             if job.rank == 0 and isinstance(result, Committed):
                 tidy(self._run, job)

@@ -1,4 +1,4 @@
-"""Averaged weights in a checkpoint. They are optimizer state, so they are sharded and stored like Adam's moments."""
+"""Moving averages of the weights in a checkpoint. They are optimizer state, sharded and stored like Adam's moments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from springtide.checkpoint.tensors import local
 from springtide.errors import CheckpointError
 
 AVERAGE = "ema"
-"""Name of the optimizer state that holds a weight's average."""
+"""Key of a weight's moving average in the optimizer state, next to Adam's ``exp_avg``."""
 _MODEL, _OPTIM, _END = "model/", "optim/", f"/{AVERAGE}"
 
 
@@ -21,8 +21,9 @@ class MissingAverage(CheckpointError):
 
 
 def as_weights(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the pieces of the averaged weights, renamed to the weights' names. Tensors without an average, such as frozen
-    weights and buffers, keep their own pieces. Raises MissingAverage if no weight has an average."""
+    """Return the pieces (stored tensor parts) of the averaged weights, under the names of the weights. For tensors without an
+    average, such as frozen weights and buffers, return the pieces of the tensor itself. Raises MissingAverage if no weight has
+    an average."""
     averages = [one._replace(tensor=_weight_of(one.tensor)) for one in pieces if _is_average(one.tensor)]
     if not averages:
         remedy = "optim.ema_half_life of its run is 0, or no weights were updated yet"
@@ -34,10 +35,11 @@ def as_weights(pieces: Sequence[Piece]) -> list[Piece]:
 def match_averages(
     pieces: Sequence[Piece], wanted: Mapping[str, Tensor]
 ) -> tuple[list[Piece], dict[str, Tensor], dict[str, Tensor]]:
-    """Return three things: the pieces to read, the tensors to fill from them, and the averages to set to the weights.
+    """Return (pieces to read, tensors to fill from these pieces, averages to set to the loaded weights).
 
-    A branch (a run that starts from another run's checkpoint) may keep averages although the other run, its trunk, kept none.
-    Then the branch's averages are set to the loaded weights. If only the trunk has averages, their pieces are dropped.
+    ``pieces``: stored tensor parts. ``wanted``: tensors of this run, by name. A run that starts from another run's checkpoint
+    may keep moving averages although the checkpoint has none: then its averages start as copies of the loaded weights. If only
+    the checkpoint has averages, they are not read.
     """
     stored = {one.tensor for one in pieces if _is_average(one.tensor)}
     here = {name: tensor for name, tensor in wanted.items() if _is_average(name)}
@@ -49,7 +51,7 @@ def match_averages(
 
 @torch.no_grad()
 def begin_averages(averages: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Set each of the ``averages`` to the current value of its weight in ``tensors``."""
+    """Start each moving average at the current value of its weight. ``averages``, ``tensors``: name -> tensor."""
     for name, average in averages.items():
         local(average).copy_(local(tensors[_weight_of(name)]))
 

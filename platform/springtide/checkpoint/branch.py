@@ -1,10 +1,11 @@
 """Start a run from a checkpoint of another run, in one of three ways (``train.start_with``).
 
-A branch takes the whole state and continues at the checkpoint's step. A stage takes the weights and the optimizer state, and
-starts at step 0 of other data. The third way takes the weights only.
+    state      a branch: take the whole state and continue at the checkpoint's step
+    optimizer  a stage: take the weights and the optimizer state, and start at step 0 of other data
+    weights    take the weights only, and start at step 0
 
-The checkpoint is read from the other run's folder, at any world size (``restore.begin``). The other run then never removes it:
-until the new run has committed a checkpoint, each of its restarts begins from there.
+The checkpoint is read from the other run's folder, at any world size (``restore.begin``). A note in that folder keeps the
+checkpoint from removal: until the new run has committed a checkpoint of its own, each restart loads it again.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _COMPONENT, _TOKENS, _LOSS_SCALE = "stages_before", "tokens", "loss_scale"
 def resolve(url: str, known: str, field: str = FIELD) -> str:
     """Return the URL of the checkpoint that ``url`` names: the checkpoint itself, or the newest checkpoint of a run.
 
-    ``known``: the checkpoint that this run began with; returned if ``url`` is the run that it belongs to. ``field``: the config
-    field that holds ``url``, for errors. Raises ConfigError if there is no such checkpoint that is committed and neither
-    abandoned nor quarantined.
+    ``known``: URL of the checkpoint that this run began with, empty if it is new. If ``url`` is the run of ``known``, ``known``
+    is returned, so that a restart does not take a newer checkpoint. ``field``: the config field that holds ``url``, for errors.
+    Raises ConfigError unless the checkpoint exists, is committed, and is neither abandoned nor quarantined.
     """
     run, name = split(url)
     if not name and known and split(known)[0] == run:
@@ -42,11 +43,12 @@ def resolve(url: str, known: str, field: str = FIELD) -> str:
 
 
 def keep(url: str, run_id: str, field: str = FIELD) -> None:
-    """Have the other run keep the checkpoint ``url``, which the run ``run_id`` names in ``field``. Raises ConfigError if the
-    other run has removed the checkpoint meanwhile."""
+    """Keep the checkpoint ``url`` of another run from removal, because the run ``run_id`` starts from it. Raises ConfigError if
+    the other run has removed it meanwhile. ``field``: the config field that holds ``url``, for errors."""
     run, name = split(url)
     hold(run, name, run_id)
-    # no race: ``commit.tidy`` reads the notes again after it has removed a commit marker, and restores the marker
+    # no race with the removal of checkpoints: after ``commit.tidy`` has removed a commit marker, it reads the notes again, and
+    # restores the marker of a checkpoint that has a new note
     if name not in committed(run):
         release(run, name, run_id)
         gone = "names a checkpoint that its run has removed since"
@@ -54,15 +56,17 @@ def keep(url: str, run_id: str, field: str = FIELD) -> None:
 
 
 def first_step(config: TrainConfig) -> StepsDone:
-    """Return the steps done when a run of ``config`` begins."""
+    """Return the number of steps done when a run of ``config`` begins: the checkpoint's step for a branch, else 0."""
     branches = config.start_from and config.start_with == "state"
     return (step_of(split(config.start_from)[1]) if branches else None) or StepsDone(0)
 
 
 def meta_of_start(config: TrainConfig, manifest: Manifest) -> Meta:
-    """Return the metadata of the state that a run begins with, after it has loaded the tensors of the checkpoint of
-    ``manifest``. A stage keeps the chain, the loss scale, and the number of tokens trained before, which weight
-    averaging needs."""
+    """Return the metadata with which a run of ``config`` begins. ``manifest``: manifest of the checkpoint that it starts from.
+
+    A stage (weights and optimizer state, at step 0 of other data) keeps three facts: the chain (hash over all trained steps),
+    the loss scale, and the number of tokens trained before, which weight averaging needs.
+    """
     meta = manifest.meta
     if config.start_with == "state":
         return meta.model_copy(update={"metrics": {}})
@@ -77,19 +81,19 @@ def meta_of_start(config: TrainConfig, manifest: Manifest) -> Meta:
 
 
 def components_of(tokens: int) -> dict[str, Any]:
-    """Return the entry of ``Meta.components`` that stores the ``tokens`` trained on in earlier runs; empty for 0 tokens."""
+    """Return ``tokens``, the number of tokens trained on in earlier runs, as an entry for ``Meta.components``; empty for 0."""
     return {_COMPONENT: {_TOKENS: tokens}} if tokens else {}
 
 
 def tokens_before(meta: Meta) -> int:
-    """Return the number of tokens that the optimizer of this state was trained on in earlier runs, before step 0 of its run."""
+    """Return how many tokens earlier runs trained on, before step 0 of the run that saved ``meta``."""
     found = meta.components.get(_COMPONENT)
     tokens = found.get(_TOKENS) if isinstance(found, dict) else None
     return tokens if isinstance(tokens, int) and tokens > 0 else 0
 
 
 def split(url: str) -> tuple[Folder, str]:
-    """Return the folder of the run and the name of the checkpoint in ``url``; the name is empty if ``url`` is a run."""
+    """Split ``url`` into the folder of a run and the name of a checkpoint; the name is empty if ``url`` is a run's folder."""
     folder = Folder(url)
     if step_of(folder.name) is None:
         return folder, ""

@@ -1,9 +1,10 @@
 """Average the weights of checkpoints into a new checkpoint that holds weights only (Izmailov et al., "Averaging weights leads
 to wider optima", 2018; for the mean of the latest checkpoints: Kaddour, "Stop wasting my time!", 2022).
 
-    newest k checkpoints -> boxes of rows, a part at a time -> read from each, added in float64 -> a data file -> COMMITTED
+    for each part (rows of tensors, 128 MiB): read the part from every checkpoint, average in float64, write a data file
+    then: the manifest and COMMITTED
 
-Memory use is bounded by the size of a part, not of the model. Bytes are verified as they are read.
+Memory use depends on the size of a part, not on the size of the model. Checksums are verified as bytes are read.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ def average_checkpoints(
 
 
 def _weights(run: Folder, name: str, manifest: Manifest, ema: bool) -> _Tensors:
-    """Return the pieces of each weight of a checkpoint, by the weight's name. ``ema``: the pieces of its moving
-    average instead."""
+    """Return the pieces (stored parts) of each weight of a checkpoint, by the weight's name. ``ema``: return the pieces of each
+    weight's moving average instead."""
     pieces = read_pieces(run, name, manifest)
-    # ``as_weights`` renames the averages' pieces to the weights' names; they are read by file and offset, not by name
+    # with ``ema``, the pieces of averages get the names of weights; reads use file and offset, so the new name does no harm
     weights = as_weights(pieces) if ema else [one for one in pieces if one.tensor.startswith("model/")]
     return dict(sorted(by_tensor(weights).items()))
 
@@ -102,8 +103,8 @@ def _mean(run: Folder, each: Sequence[_Tensors], one: StagedPiece) -> Tensor:
 
 
 def _meta(newest: Meta, names: Sequence[str]) -> Meta:
-    """Return the metadata of the averaged checkpoint. Its chain (hash over all steps) is empty, because no sequence of steps
-    leads to averaged weights."""
+    """Return the metadata of the averaged checkpoint. Its chain (hash over all trained steps) is empty, because no sequence of
+    training steps leads to averaged weights."""
     changes: dict[str, Any] = {"chain": "", "skipped_updates": (), "metrics": {}, "components": {}}
     changes |= {"saved_s": time.time(), "labels": {**newest.labels, AVERAGED: " ".join(names)}}
     return newest.model_copy(update=changes)

@@ -39,7 +39,7 @@ class Checkpointer:
             written.
 
     Raises:
-        RunExists: a live process of this machine writes the folder.
+        RunExists: another live process of this machine writes to the folder.
 
     Examples:
         >>> model = torch.nn.Linear(2, 2)
@@ -97,7 +97,7 @@ class Checkpointer:
                 leases.end(self._run, self._term)
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Load the newest good checkpoint in place.
+        """Load the newest checkpoint that is not damaged into ``model`` and ``optimizer``.
 
         Args:
             model: has the same parameters as the saved model, in any layout.
@@ -107,7 +107,7 @@ class Checkpointer:
             Number of steps done when the checkpoint was saved; 0 if there is no checkpoint yet.
 
         Raises:
-            CheckpointError: the newest checkpoint is of another model, or the bytes of the last usable checkpoint are bad.
+            CheckpointError: the newest checkpoint is of another model, or the only checkpoint that is left is damaged.
         """
         found = restore(self._run, model, optimizer, lambda _: "", term=self._term)
         self._newest = found.meta.step if found else 0
@@ -122,8 +122,8 @@ class Checkpointer:
             optimizer: optimizer of ``model``; it must have stepped. Its state is saved, its hyperparameters are not.
 
         Raises:
-            CheckpointError: the previous save failed on some rank, or the folder holds a later step. Without a call of
-                ``restore``, ``step`` itself must not be in the folder either.
+            CheckpointError: the previous save failed on some rank; the folder holds a checkpoint of a later step; or it holds
+                one of ``step`` itself, and neither ``restore`` nor ``save`` was called before.
         """
         self.wait()
         if self._newest is None:  # neither restored nor saved yet: look for checkpoints of an earlier loop
@@ -152,7 +152,7 @@ class Checkpointer:
         """Wait until the last save is committed. Raises CheckpointError, on every rank, if the save failed on some rank."""
         if not self._saver.busy:
             return
-        # rank 0 waits for all parts before it commits, so cancel that wait if another rank's part has failed
+        # rank 0 waits for the files of all ranks before it commits: cancel that wait if another rank could not write its file
         error = self._outcome() if self._rank else None
         if any(gathered(error)) and not self._rank:
             self._saver.cancel()
@@ -161,6 +161,6 @@ class Checkpointer:
             raise CheckpointError(f"the save in {self._run.url} failed: {'; '.join(reasons)}")
 
     def _outcome(self) -> str:
-        """Wait until this rank's part is written. Returns why the write failed; empty if it did not fail."""
+        """Wait until this rank's part is written. Returns an empty text, or the error if the write failed."""
         outcome = self._saver.poll(wait=True)
         return "" if outcome is None or outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"

@@ -1,11 +1,11 @@
-"""Write one rank's data file and index (list of its tensors' parts); rank 0's writer then writes the manifest and the commit
-marker.
+"""Write a checkpoint. Each rank writes its data file and its index. Then rank 0 writes the manifest and the commit marker.
 
-    every rank:  staged pieces -> digests -> changed pieces -> a0002-r0003.safetensors -> a0002-r0003.json (the index)
+    every rank:  pieces -> digests -> pieces that changed -> a0002-r0003.safetensors -> a0002-r0003.json (the index)
     rank 0:      index of every rank -> a0002-manifest.json -> COMMITTED, created only if absent -> old checkpoints are removed
 
-A rank writes its index after its data, so an index shows that the rank's bytes are in the store. The writers need no other
-connection to each other. This module does not import torch.
+A piece is the part of a tensor that a rank saves; the index lists a rank's pieces. In the names, a0002 is the number of the
+lease and r0003 the rank. A rank writes its index after its data, so an index shows that the rank's bytes are in the store. The
+writer processes of different ranks exchange nothing but these files. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _PUT_BYTES = 8 * 2**20
 _LEFT_S = 3600.0
 """A temporary file that has not been written to for this long was left by a killed writer and is removed [s]."""
 _LOOK_S = (0.05, 1.0)
-"""Rank 0 polls the store for the other ranks' indexes: first and longest pause between two polls [s]."""
+"""First and longest pause of rank 0 between two polls of the store for the indexes of all ranks [s]."""
 _READERS = 8
 _REREAD_BLOCKS = 4
-"""Number of blocks in older files that a rank reads and verifies in each save. The new checkpoint refers to these files for
-pieces that have not changed. If such a block is damaged, every checkpoint that refers to it is bad."""
+"""Number of older blocks (4 MiB each) that a rank reads again and verifies in each save. Tensor parts that have not changed are
+not written again: the new checkpoint refers to older files. So a damaged older file would also damage the new checkpoint."""
 _MOST_INDEXES = 64
-"""After a resize, a rank reads the indexes of the previous checkpoint to find unchanged pieces, if there are at most this many.
-With more indexes it writes all its pieces."""
+"""After a resize, a rank reads the indexes of the previous checkpoint (one per old rank) to find tensor parts that have not
+changed. If there are more indexes than this, it writes all its tensor parts instead."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ class CommitJob:
     owner: str = ""
     """Id of the driver or worker group that holds lease ``term``, the right to write the run; empty if unknown."""
     fault_points: str = ""
-    """Address of the test that the writer reports fault points to (places where the test may inject a fault); empty without a
-    test."""
+    """Address of the test that injects faults: the writer reports to it when it reaches a fault point. Empty outside of
+    tests."""
 
     @property
     def name(self) -> str:
@@ -106,7 +106,8 @@ class PieceWriter:
     def __init__(self, run: Folder) -> None:
         self._run = run
         self._known: dict[Any, Piece] = {}
-        """The previous checkpoint's pieces by box: tensor name, type, shape, offsets and sizes."""
+        """Pieces (stored tensor parts) of the previous checkpoint, by ``Piece.box``. A save writes only pieces that differ from
+        them."""
         self._known_of: tuple[str, bytes] = ("", b"")
         """Name and commit marker of the checkpoint that the pieces in ``_known`` belong to."""
         self._known_for: tuple[int, str] = (0, "")
@@ -124,9 +125,9 @@ class PieceWriter:
         """Write this rank's part; on rank 0, commit once every rank has written its part.
 
         ``view`` returns the bytes of a piece (part of a tensor). ``gone`` returns True if rank 0 must stop waiting for the
-        other ranks. Raises OSError if a retry may help, CheckpointError or RunExists if it cannot.
+        other ranks. Raises OSError if a retry may help, CheckpointError or RunExists if a retry cannot help.
         """
-        if marker_of(self._run, job.name) is not None:  # committed by an earlier lease, or an earlier try of this job
+        if marker_of(self._run, job.name) is not None:  # committed already: by an earlier try, or by another lease
             manifest = read_manifest(self._run, job.name)
             if is_same_state(manifest.meta, job.meta):
                 return Committed(job.name, manifest.size_bytes, 0)
@@ -170,9 +171,9 @@ class PieceWriter:
         return pieces, index["size_bytes"]
 
     def _rotten(self, job: CommitJob, unchanged: Sequence[Piece]) -> set[Any]:
-        """Verify a random sample of the stored blocks of ``unchanged`` pieces, seeded by the step. Returns the boxes (offsets
-        and sizes in their tensors) of pieces with a damaged or unreadable block. The result is kept for the job: a second try
-        with another result would write other bytes than the first."""
+        """Verify a random sample, seeded by the step, of the older blocks that hold ``unchanged`` pieces (tensor parts).
+        Returns ``Piece.box`` of each piece with a damaged or unreadable block. All tries of a job use the first result:
+        otherwise a second try could write other bytes than those that rank 0 has already committed."""
         if (job.term, job.name) != self._rotten_for:
             blocks = [block for piece in unchanged for block in blocks_of(piece)]
             drawn = random.Random(int(job.meta.step)).sample(blocks, min(_REREAD_BLOCKS, len(blocks)))
@@ -186,18 +187,18 @@ class PieceWriter:
         try:
             read_blocks(checkpoints(self._run), [block])
         except (CheckpointError, OSError) as error:
-            _log.warning("%s; this save writes the piece again, older checkpoints that refer to it are bad", error)
+            _log.warning("%s; this save writes the data again; older checkpoints that use these bytes are bad", error)
             return False
         return True
 
     def _base(self, job: CommitJob) -> dict[Any, Piece]:
-        """Return the pieces (tensor parts) of the previous checkpoint by box (tensor, offsets, sizes). Only changed pieces are
-        written."""
-        # keep the result for all tries of a job: rank 0 may have committed an earlier try, so all must write the same bytes
+        """Return the pieces (stored tensor parts) of the previous checkpoint, by ``Piece.box``. The save writes only pieces
+        that differ from them."""
+        # all tries of a job use the same result and write the same bytes, because rank 0 may have committed an earlier try
         if (job.term, job.name) == self._known_for:
             return self._known
         self._known_for = job.term, job.name
-        # compare the marker too: another lease may have committed the same step again and removed the first files
+        # compare the marker, not only the step: another lease may have committed the step again and removed the known files
         last, marker = this = newest_before(self._run, job.name)
         if this == self._known_of:
             return self._known
@@ -207,11 +208,11 @@ class PieceWriter:
         if (last, _term_in(marker)) == self._written[:2]:  # this writer wrote it: no need to read its index
             self._known = {piece.box: piece for piece in self._written[2]}
             return self._known
-        with contextlib.suppress(CheckpointError):  # if the previous checkpoint is bad, write its pieces again
+        with contextlib.suppress(CheckpointError):  # if an index is damaged, write its pieces again
             manifest, folder = read_manifest(self._run, last), checkpoints(self._run) / last
             mine = index_name(manifest.term, job.rank)
             same_size = manifest.meta.world_size == job.meta.world_size
-            # after a resize any index may list a box of this rank; with many indexes, writing all pieces costs less
+            # after a resize, any old rank's index may list a box of this rank; if there are many, writing all pieces costs less
             others = manifest.indexes if len(manifest.indexes) <= _MOST_INDEXES else []
             for name in [mine] if same_size else others:
                 _, pieces = read_index(folder, name, manifest.files[name]["digest"])
@@ -220,11 +221,11 @@ class PieceWriter:
 
 
 def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
-    """Wait for the index of every rank, write the manifest, and create the commit marker. Returns the manifest.
+    """Wait until every rank has written its index, write the manifest, and create the commit marker. Returns the manifest.
 
-    Returns an older lease's manifest if that lease commits the same state during the wait: ranks that have seen that commit
-    write no index. Raises RunExists if a newer lease holds the run, CheckpointError if ``gone`` returns True before every
-    index exists.
+    If another lease commits the same state during the wait, that lease's manifest is returned. The wait would not end, because
+    ranks that saw this commit write no index. Raises RunExists if a newer lease holds the run. Raises CheckpointError if
+    ``gone`` returns True (the save was canceled) before every index exists.
     """
     folder = checkpoints(run) / job.name
     names = [index_name(job.term, rank) for rank in range(job.meta.world_size)]
@@ -244,7 +245,7 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     if any(marked_by(run, job.name, mark) > job.term for mark in marks):
         raise RunExists(f"lease {job.term} of {run.url} may not write any more: a newer lease has marked {job.name}")
     marker = to_json({"manifest": manifest.name, "digest": digest.of_bytes(data), "term": job.term}).encode()
-    for mark in (COMMITTED, *marks) if marks else ():  # COMMITTED first: without marks the old commit would be valid
+    for mark in (COMMITTED, *marks) if marks else ():  # COMMITTED first: without the other marks, it would count
         folder.remove(mark)
     fault_point("commit", "before")
     try:
@@ -312,14 +313,14 @@ def _manifest(job: CommitJob, contents: dict[str, bytes]) -> Manifest:
 
 
 KnownCheckpoints = dict[tuple[str, frozenset[str]], retention.Found]
-"""Cache of ``tidy``: (checkpoint, names of its files) -> facts that decide whether the checkpoint is kept. An entry is valid
-while the checkpoint has the same file names."""
+"""Cache for ``tidy``: (checkpoint, names of its files) -> facts from its manifest that decide whether it is kept. An entry is
+valid while the checkpoint's folder holds the same file names."""
 
 
 def tidy(run: Folder, job: CommitJob, known: KnownCheckpoints | None = None) -> None:
-    """Remove files that the retention rule does not keep and no checkpoint needs; called after a commit. Commit markers are
-    removed first, so a half-removed checkpoint never counts as committed. Files that cannot be removed now are removed after a
-    later save.
+    """Remove old checkpoints after a commit: all files that neither the retention rule keeps nor a kept checkpoint needs.
+    Commit markers are removed first, so a half-removed checkpoint never counts as committed. Files that cannot be removed now
+    are removed after a later save.
 
     ``known``: cache of the manifests that earlier calls read in this run; updated in place. With it, only the manifests of
     the newest ``retention.last`` checkpoints are read again: they must be readable before older checkpoints are removed."""
@@ -346,7 +347,7 @@ def _tidy(run: Folder, job: CommitJob, known: KnownCheckpoints) -> None:
             try:
                 manifest = read_manifest(run, name)
                 needs = {f"{name}/{file}" for file in (manifest.name, *manifest.files)} | set(manifest.refers)
-            except CheckpointError:  # a restore reports why; this checkpoint may need any file of any older checkpoint
+            except CheckpointError:  # unreadable: keep all older files, because it may refer to any
                 bad.add(name)
                 needs = {f"{older}/{file}" for older, others in contents.items() if older <= name for file in others}
         found[name] = retention.Found(
@@ -362,7 +363,7 @@ def _tidy(run: Folder, job: CommitJob, known: KnownCheckpoints) -> None:
     marks = [file for file in retention.garbage(found, job.retention, reading, job.term) if file.endswith(COMMITTED)]
     removed = {file: folder.read(file) for file in marks}
     folder.remove_files(marks)
-    if marks:  # readers write a note, then check the marker: put back the markers of newly noted checkpoints
+    if marks:  # a reader may have written its note meanwhile: put back the marker of its checkpoint
         now = retention.being_read(run) | bad
         for file in marks:
             if file.partition("/")[0] in now - reading:

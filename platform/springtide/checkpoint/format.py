@@ -1,4 +1,4 @@
-"""File layout of checkpoints. A checkpoint counts if it is committed and neither abandoned nor quarantined.
+"""File layout of checkpoints. A checkpoint counts (a run may restore it) if it is committed, not abandoned and not quarantined.
 
 <run>/checkpoints/step-0000000050/   a0002-r0000.safetensors   tensors that rank 0 wrote in lease 2
                                      a0002-r0000.json          its index: place of each piece, digests of the piece's blocks
@@ -9,7 +9,8 @@
                                      QUARANTINED               stored bytes differ from those committed; holds the reason
 
 A tensor is stored in pieces. A piece is a box (rectangular part) of the tensor that one rank held. A piece that has not changed
-since the previous checkpoint is not written again: the index refers to the older file. Any safetensors tool reads data files.
+since the previous checkpoint is not written again: the index refers to the older file. Any safetensors tool can read the data
+files.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ AVERAGED = "averaged"
 IMPORTED = "imported"
 """Key in ``Meta.labels`` of a checkpoint that holds imported weights only. Its value: the source of the weights."""
 FISHER = "fisher"
-"""Key in ``Meta.labels`` of a checkpoint that holds a Fisher information. Its value: the manifest digest of the checkpoint
-whose weights the Fisher information was computed at."""
+"""Key in ``Meta.labels`` of a checkpoint that holds a Fisher information (importance of each weight) instead of weights. Its
+value: the manifest digest of the checkpoint for whose weights it was computed."""
 BLOCK_BYTES = 4 * 2**20
 """Size of a block, the unit of digests. A reader of part of a tensor reads and verifies only the blocks that overlap it."""
 FORMAT = 6
 _NAME = re.compile(r"step-(\d{10})")
 
 Identity = Callable[[StepsDone], str]
-"""Steps done -> hash of everything that decides the data order of these steps."""
+"""Function: number of steps done -> hash of everything that decides which rows, in which order, these steps train on."""
 
 
 class BadFile(CheckpointError):
@@ -62,7 +63,7 @@ class OtherFormat(CheckpointError):
 
 
 class Meta(BaseModel):
-    """The part of a run's state that is not tensors, and how the state came about.
+    """Metadata of a saved state: everything that is not a tensor, and which run, code and settings produced the state.
 
     The learning rate, the position in the data, and the seed of every random generator are not stored. They are functions
     of the step, and the loop computes them at each step.
@@ -76,8 +77,8 @@ class Meta(BaseModel):
     chain: str = Field("", pattern="^([0-9a-f]{32})?$")
     """Hash over all steps done (``stream/chain.py``); empty before the first step, and for a user's own training loop."""
     skipped_updates: tuple[OrderStep, ...] = ()
-    """Steps (numbers in the data order) whose weight update was skipped (gradient norm not finite, or a spike), ascending, at
-    most the newest 1000."""
+    """Steps, by index in the data order, whose weight update was skipped: the gradient norm was not finite, or a loss spike was
+    detected. Ascending; at most the newest 1000."""
     world_size: int = Field(ge=1)
     order_identity: str
     config_fingerprint: str
@@ -91,11 +92,11 @@ class Meta(BaseModel):
     """Metrics by which the best checkpoints to keep may be chosen. Values that are not finite are dropped: JSON has no NaN, and
     the loss of one bad step must not make a checkpoint unreadable."""
     components: dict[str, Any] = {}
-    """State of other components, such as a gradient scaler, each as plain data."""
+    """Name of another component, such as a gradient scaler -> its state as plain JSON data."""
     labels: dict[str, str] = {}
 
     def adding(self, components: dict[str, Any], metrics: dict[str, float] | None = None) -> Meta:
-        """Return a copy with more ``components``, and with the finite values of ``metrics`` added."""
+        """Return a copy to which ``components`` and the finite values of ``metrics`` are added."""
         finite = {name: value for name, value in (metrics or {}).items() if math.isfinite(value)}
         return self.model_copy(update={"components": self.components | components, "metrics": self.metrics | finite})
 
@@ -142,7 +143,7 @@ class Piece(NamedTuple):
 
 
 class Manifest(BaseModel):
-    """The contents of a committed checkpoint."""
+    """The manifest of a checkpoint: the state's metadata, and all files with their sizes and digests."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -150,7 +151,7 @@ class Manifest(BaseModel):
     term: int
     meta: Meta
     config: dict[str, Any]
-    """The resolved config."""
+    """Config of the run with all defaults filled in; empty for a user's own training loop."""
     files: dict[str, dict[str, Any]]
     """Files in the checkpoint's own folder: name -> ``size_bytes`` and ``digest``. The digest of a data file is computed over
     the digests of its header and blocks."""
@@ -191,12 +192,14 @@ def step_of(name: str) -> StepsDone | None:
 
 
 def file_name(term: int, what: str) -> str:
-    """Return the name of a file that lease ``term`` writes. Leases never share file names, so two writers cannot mix files."""
+    """Return the name of a file that the holder of lease ``term`` writes. The lease number is part of the name, so two writers
+    never overwrite each other's files."""
     return f"a{term:04d}-{what}"
 
 
 def term_of(file: str) -> int | None:
-    """Return the term of the lease that wrote a file, from its name; None for a marker like COMMITTED: it has no term."""
+    """Return the number of the lease that wrote ``file``, from the file's name. None for markers like COMMITTED, whose names
+    have no number."""
     found = re.match(r"a(\d{4,})-", file)
     return int(found[1]) if found else None
 
@@ -207,7 +210,7 @@ def data_name(term: int, rank: int) -> str:
 
 
 def index_name(term: int, rank: int) -> str:
-    """Return the name of the index that a rank writes: the list of the tensor parts in its data file."""
+    """Return the name of the index that a rank writes: the list of its tensor parts, and where their bytes are stored."""
     return file_name(term, f"r{rank:04d}.json")
 
 
@@ -243,8 +246,8 @@ def marker_of(run: Folder, name: str) -> bytes | None:
 
 def newest_before(run: Folder, name: str) -> tuple[str, bytes]:
     """Return the newest checkpoint older than ``name`` that counts (committed, neither abandoned nor quarantined), and the
-    bytes of its commit marker; empty values if there is none. The number of requests to the store grows with neither the ranks
-    nor the checkpoints."""
+    bytes of its commit marker; two empty values if there is none. The number of requests to the store depends neither on the
+    number of ranks nor on the number of checkpoints."""
     older = [one for one in checkpoints(run).names() if step_of(one) is not None and one < name]
     for one in reversed(older):
         if (marker := marker_of(run, one)) is not None:
@@ -285,7 +288,7 @@ def read_manifest(run: Folder, name: str) -> Manifest:
             )
         manifest = Manifest.model_validate_json(data)
         if manifest.meta.step != step_of(name):
-            raise ValueError(f"it is of step {manifest.meta.step}")
+            raise ValueError(f"the manifest has step {manifest.meta.step}, the folder's name another")
         return manifest
     except (FileNotFoundError, IsADirectoryError) as error:
         raise BadFile(f"{name}: a file is missing: {error}", marked) from None
@@ -302,8 +305,9 @@ def read_manifest(run: Folder, name: str) -> Manifest:
 
 
 def read_index(folder: Folder, name: str, expected: str = "") -> tuple[dict[str, Any], list[Piece]]:
-    """Return the index ``name`` of one rank: sizes and digests of the rank's data file, and the rank's pieces. Raises BadFile
-    if the index is missing or invalid, or if its digest is not ``expected``."""
+    """Read the index ``name`` of one rank. Returns facts about the rank's data file (sizes, digests) and the rank's pieces
+    (tensor parts). Raises BadFile if the index is missing or invalid, or if its digest is not ``expected`` (empty: any
+    digest)."""
     file = f"{folder.name}/{name}"
     try:
         data = folder.read(name)
@@ -345,13 +349,14 @@ _NOTE = TypeAdapter(_MarkNote)
 
 
 def quarantine(run: Folder, name: str, reason: str, term: int = 0) -> None:
-    """Mark a checkpoint as quarantined, so that no restore uses it. Its files stay for inspection until retention
-    removes them. ``term``: term of the lease that marks it."""
+    """Mark a checkpoint as quarantined (its bytes are bad), so that no restore uses it. Its files stay for inspection until
+    retention removes them. ``term``: number of the lease whose holder marks it."""
     _mark(run, name, QUARANTINED, reason, term)
 
 
 def abandon(run: Folder, names: Iterable[str], reason: str, term: int = 0) -> None:
-    """Mark checkpoints as abandoned, so that the run does not resume from them. Arguments and effect as in ``quarantine``."""
+    """Mark checkpoints as abandoned, so that the run does not resume from them. Their files stay until retention removes them.
+    ``term``: number of the lease whose holder marks them."""
     for name in names:
         _mark(run, name, ABANDONED, reason, term)
 

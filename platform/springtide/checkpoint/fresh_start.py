@@ -1,7 +1,7 @@
 """Decide if a run may begin at step 0.
 
-A run that never committed a checkpoint may begin there. Any other run may do so only if its user asks for it: if all its
-checkpoints were quarantined, abandoned or removed, a person must check what was lost before everything is trained again.
+A run that never committed a checkpoint may begin at step 0. Any other run needs --from-scratch: if all its checkpoints were
+quarantined, abandoned or removed, a person must check what was lost before everything is trained again.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ def check_fresh_start(run: Folder) -> None:
 
 
 def begin_once(run: Folder, term: int, job: str) -> bool:
-    """Call ``begin_from_scratch`` unless the same ``job`` has requested it before. Returns True if it was called.
+    """Let the run begin again at step 0, but only once per ``job``. Returns True if the run begins again, False if ``job``
+    asked before.
 
-    A launcher that restarts a lost group passes --from-scratch again, which must not discard the job's progress.
+    ``job``: name of the job in the launcher; without a name, each call begins again. A launcher that restarts a crashed worker
+    group repeats --from-scratch, and this repetition must not discard the progress of the job.
     """
     if job and job in leases.scratch_jobs(run):
         return False
@@ -54,10 +56,11 @@ def begin_once(run: Folder, term: int, job: str) -> bool:
 
 
 def begin_from_scratch(run: Folder, term: int, job: str = "") -> list[str]:
-    """Have the run begin again at step 0 under lease ``term``. ``job``: name of the job that requests it, if it has one.
+    """Let the run begin again at step 0: mark all checkpoints that a restore could use as abandoned. Returns their names.
 
-    Returns the checkpoints that a restore could use until now. They are marked as abandoned, oldest first, and retention
-    removes them as new checkpoints are committed. If this is interrupted, the run still resumes from the newest one.
+    ``term``: number of the lease (right to write the run) that begins again. ``job``: name of the job that requests it, if it
+    has one. The newest checkpoint is marked last: if this call is interrupted, the run still resumes from it. Retention removes
+    the abandoned checkpoints as new checkpoints are committed.
     """
     older = committed(run)
     abandon(run, older, "the run was begun again with --from-scratch", term)
@@ -83,8 +86,9 @@ def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:
 def newer_of_other_orders(run: Folder, identity: Identity, go_back: bool) -> list[str] | None:
     """Return the checkpoints that are newer than the newest checkpoint of this run's data order, newest first.
 
-    Returns None if there are checkpoints, but none of this run's order. Without ``go_back``, raises CheckpointError if the
-    newest checkpoint is of another order.
+    An empty list if the newest checkpoint has this run's order, or if there is no checkpoint. None if all checkpoints have
+    other orders, so that there is nothing to resume from. If ``go_back`` is False, raises CheckpointError if the newest
+    readable checkpoint has another order.
     """
     others: list[str] = []
     for name in reversed(committed(run)):
@@ -104,8 +108,9 @@ def newer_of_other_orders(run: Folder, identity: Identity, go_back: bool) -> lis
 
 
 def check_order(run: Folder, identity: Identity, go_back: bool, term: int = 0) -> bool:
-    """Mark the checkpoints that ``newer_of_other_orders`` returns as abandoned by lease ``term``; their bytes are kept. Returns
-    False, and marks nothing, if no checkpoint is of this run's order. Raises as ``newer_of_other_orders`` does."""
+    """Mark checkpoints of another data order, newer than the newest checkpoint of this run's order, as abandoned. Their files
+    are kept. Returns False, and marks nothing, if all checkpoints have other orders. ``term``: number of the lease whose holder
+    marks them. ``go_back``, errors: as in ``newer_of_other_orders``."""
     others = newer_of_other_orders(run, identity, go_back)
     if others:
         abandon(run, others, "the run resumed from an older checkpoint in another data order", term)

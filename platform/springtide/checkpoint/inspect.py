@@ -42,7 +42,7 @@ class Inspected:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Name, step, state, reason and facts of the manifest as plain data."""
+        """Name, step, state, reason, and the facts in the manifest, as plain data for JSON."""
         found: dict[str, Any] = {"name": self.name, "step": self.step, "state": self.state, "reason": self.reason}
         if self.manifest is not None:
             manifest = self.manifest
@@ -71,7 +71,8 @@ def inspect(run: Folder, verify: bool = False, only: str = "") -> list[Inspected
 
 
 def inspect_one(run: Folder, name: str, files: set[str], verify: bool) -> Inspected:
-    """Return the checkpoint ``name``, whose folder holds ``files``."""
+    """Return the checkpoint ``name`` with its state. ``files``: file names in its folder. ``verify``: read and verify all
+    bytes."""
     state, reason = "committed", ""
     manifest = None
     if COMMITTED in files:
@@ -92,8 +93,8 @@ def inspect_one(run: Folder, name: str, files: set[str], verify: bool) -> Inspec
 
 
 def problem(run: Folder, name: str, manifest: Manifest) -> str:
-    """Verify the bytes of a checkpoint, including those in files of older checkpoints that it refers to. Returns the first
-    problem; empty if all bytes are good."""
+    """Verify all bytes of a checkpoint, including those in files of older checkpoints that it uses. Returns a description of
+    the first problem; empty if all bytes are good."""
     folder = checkpoints(run)
     try:
         pieces: list[Piece] = []

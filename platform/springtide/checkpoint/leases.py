@@ -1,15 +1,16 @@
-"""Leases: only the newest lease may write a run. A driver or worker group that starts claims the next term (number).
+"""Leases: who may write a run. Each driver or worker group that starts claims a lease, a file with the next number (the term).
+Only the holder of the newest lease may write.
 
 <run>/leases/0003.json       the lease of term 3: owner, host, process
              0003.ended      written when the lease ends; a lease without it was lost, or is still active
              0003.committed  written after its first commit
              0003.scratch    written with --from-scratch: the run begins again at step 0
              0003.rollback   written by a worker group that rolls back: restores ignore older leases' snapshots
-             0003.back       holds a step: states of later steps by older leases may come from a device with wrong results
+             0003.back       holds a step: a device computed wrong results, so restores ignore later steps of older leases
 
-The holder of an older lease that is still alive (network partition, second driver) is refused at its next commit.
-Its journal writes are not refused. They go to segments (files of the journal) of its own term. The newer lease resumes from a
-step, and readers drop the later steps in these segments (``tracking/segments.py``). Only terms are compared, never clocks.
+If the holder of an older lease is still alive (network partition, second driver), its next commit fails. It can still write to
+the journal (log of events), but only to files with its own term (segments). The newer lease resumes from some step; readers of
+the journal drop later steps in the older segments (``tracking/segments.py``). Only terms are compared, never clocks.
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ class Lease:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
     term: Annotated[int, Field(ge=1)]
-    """A fencing token: each claim has a larger one, and the holder of the largest may write."""
+    """Number of the lease. Each new claim has a larger number, and only the holder of the largest may write (a fencing
+    token)."""
     owner: str
-    """Id of the driver; its worker groups claim one term after the other under the same owner."""
+    """Random id of the driver, or of a worker group without a driver. A driver's worker groups claim their leases with the
+    driver's id."""
     host: str
     pid: Annotated[int, Field(ge=0, lt=2**31)]
     begun_s: Annotated[float, Field(ge=0, le=1e11)]
@@ -61,13 +64,15 @@ class Lease:
     trains: bool = True
     """True for a lease of a worker group; False for a lease of a driver, which only starts worker groups."""
     process: str = ""
-    """Boot id and start time of the process, to distinguish it from a later process with the same pid."""
+    """Boot id and start time of the process, to distinguish it from a later process with the same pid; empty if unknown."""
     driver: Annotated[int, Field(ge=0)] = 0
-    """Term of the lease of this owner's driver; 0 without a driver (under torchrun)."""
+    """Number of the lease that the driver of this owner claimed for itself; 0 without a driver (under torchrun)."""
     code: str = ""
-    """Digest of the user's own code that the owner's first claim trusted; empty without such code."""
+    """Digest of the user's own code (such as a model) that the user allowed to run when ``owner`` first claimed; empty without
+    it."""
     seal: str = ""
-    """Proof that this user trusted ``code`` in this run. It is needed because others may be able to write the lease file."""
+    """Signature (HMAC) that proves that this user trusted ``code`` in this run: other users may be able to write the lease
+    file."""
     groups: Annotated[int, Field(ge=0)] = 0
     """Number of worker groups that trained the run before this lease."""
     losses: Annotated[int, Field(ge=0)] = 0
@@ -102,24 +107,27 @@ def claim(
     """Claim the next term (lease number) of a run and return the lease. The number of requests does not grow with the number of
     leases.
 
-    If the newest lease's file is damaged, its holder counts as lost. With ``again``, RunExists is raised instead: another owner
-    may have claimed that lease.
+    If the newest lease's file is damaged, its holder counts as crashed. With ``again``, RunExists is raised instead: the
+    damaged file may be another owner's lease.
 
     Args:
         run: the run to claim.
         owner: id of the driver, or of a worker group without a driver.
         trains: True for a worker group, False for a driver.
         again: True if ``owner`` has claimed the run before.
-        ends: term of the lease that the same worker group has held until now; it is not counted as another group.
-        sources: settings that may run code of the user (``Config.needs_trust``). The claim records that it is trusted, so an
-            unattended resume may run it.
-        yields: let another owner take over at once, although this process is alive. With ``again``, also claim a run that
-            another driver has claimed since and left (``is_left``).
+        ends: number of the lease that the same worker group has held until now, so that the group is not counted twice; 0 if
+            none.
+        sources: settings that may run code of the user (``Config.needs_trust``). The lease records that the user trusts this
+            code, so a resume without the user may run it.
+        yields: allow another owner to claim the run at any time, although this process is alive. With ``again``, also claim a
+            run that another driver has claimed since, if that driver ended without starting a worker group (``is_left``).
 
     Raises:
-        RunExists: another process claimed the same term, the holder or its driver is a live process of this machine, the newest
-            lease is in another format, or, with ``again``, another owner has taken over since.
-        FileNotFoundError: with ``again``, if the earlier claim is not visible: on this node the run's path is another folder.
+        RunExists: another process claimed the same number at the same moment; the holder of the newest lease, or its driver, is
+            a live process of this machine; the newest lease is in another format; or, with ``again``, another owner has claimed
+            the run since.
+        FileNotFoundError: with ``again``, if this node sees no lease: the run's shared storage is not mounted here, so the path
+            is another folder.
     """
     last = _last(run, again)
     if last is None and again:
@@ -130,7 +138,7 @@ def claim(
         raise _held_by(run, last)
     same = (
         last if last and (last.owner == owner or yields) else None
-    )  # with ``yields``, keep the trust that a user has given
+    )  # with ``yields``, another owner's claim also counts: keep the code that its user has trusted
     code = same.code if same else code_digest(sources)
     number, groups, losses = 1, 0, 0
     if last is None:
@@ -172,11 +180,12 @@ def _check_mine(run: Folder, mine: Lease) -> None:
         is_mine = False
     if not is_mine:
         holder = _holder(run, mine.term)
-        raise RunExists(f"{run.url} was claimed at the same moment by {holder}; that one continues, this one stops")
+        raise RunExists(f"{run.url} was claimed at the same moment by {holder}, which continues; this process stops")
 
 
 def _check_store(run: Folder) -> None:
-    """Test whether the store refuses to create a file that exists, at a run's first claim. Log a warning if it does not."""
+    """At a run's first claim, test whether the store refuses to create a file that exists. Log a warning if it does not
+    refuse."""
     if run.has_atomic_create:
         return
     folder, name = run / "leases", f"probe-{secrets.token_hex(6)}"
@@ -189,41 +198,43 @@ def _check_store(run: Folder) -> None:
         finally:
             folder.remove(name)
     except OSError as error:
-        _log.warning("%s could not be asked whether it refuses to create a file that exists: %s", run.url, error)
+        _log.warning("%s: cannot test whether its store refuses to create a file that exists: %s", run.url, error)
         return
     _log.warning(
-        "the store of %s creates a file that exists already (no conditional put): of two drivers that start at the same "
-        "moment, the slower one is refused at its first commit, not at once",
+        "the store of %s does not refuse to create a file that exists (no conditional put): if two drivers start at "
+        "the same moment, the slower driver fails only at its first commit, not at its start",
         run.url,
     )
 
 
 def trusted_code(run: Folder, sources: Mapping[str, str]) -> str:
-    """Return the digest of the code in ``sources`` that this user trusted when the run last started. Empty if this user did not
-    trust it: another user started the run, or it is a copy of a run."""
+    """Return the digest of the code in ``sources`` that this user trusted when the run last started. Empty if there is no such
+    trust: another user started the run, or the folder is a copy of another run."""
     last = _last(run) if sources else None
     return last.code if last and last.code and is_sealed(_trust(run, sources, last.code), last.seal) else ""
 
 
 def _trust(run: Folder, sources: Mapping[str, str], code: str) -> str:
-    """Return the text that a seal signs: run URL, the user's functions, names of variables, and the digest of the code."""
+    """Return the text that a lease's seal (HMAC) signs: run URL, the user's functions, names of environment variables, and the
+    digest of the code."""
     named = [sources.get(field, "") for field in CODE_FIELDS]
     while named and not named[-1]:  # drop empty fields at the end: older versions have fewer fields
         named.pop()
-    named += sorted(sources.keys() - {*CODE_FIELDS})  # names of variables; their values are in the digest
+    named += sorted(sources.keys() - {*CODE_FIELDS})  # names of environment variables; the digest covers their values
     return to_json([run.url, *named, code])
 
 
 def check_free(run: Folder) -> None:
-    """Raise RunExists, which names the holder, if a live process of this machine, or its driver, holds the run."""
+    """Raise RunExists if the run's holder, or the driver of the holder, is a live process of this machine. The error names
+    it."""
     last = _last(run)
     if last and _is_held(run, last):
         raise _held_by(run, last)
 
 
 def why_over(run: Folder) -> str | None:
-    """Return the reason that no driver of the run takes commands, according to its leases; None if a driver may take them.
-    A killed driver has not recorded its end, so its run counts as one with a driver."""
+    """Return the reason why no driver can take commands for the run, such as that it was never trained; None if a driver may be
+    running. The answer comes from the leases: a killed driver has not recorded its end, so it counts as running."""
     last = _last(run)
     if last is None:
         return "it has never been trained"
@@ -235,7 +246,8 @@ def why_over(run: Folder) -> str | None:
 
 
 def has_ended(run: Folder, lease: Lease) -> bool:
-    """Return True if the driver of ``lease`` has recorded its end; under torchrun (no driver), if the worker group has."""
+    """Return True if the driver of ``lease`` has recorded its end. Under torchrun, without a driver: if the worker group
+    has."""
     return (run / "leases").exists(f"{lease.driver or lease.term:04d}.ended")
 
 
@@ -260,7 +272,7 @@ def check(run: Folder, mine: int, owner: str = "") -> None:
 
 
 def end(run: Folder, term: int) -> None:
-    """Record that the holder of lease ``term`` stops writing. If the record cannot be written, the lease counts as lost."""
+    """Record that the holder of lease ``term`` stops writing. If the record cannot be written, the holder counts as crashed."""
     try:
         (run / "leases").write(f"{term:04d}.ended", b"")
     except OSError as error:
@@ -268,7 +280,8 @@ def end(run: Folder, term: int) -> None:
 
 
 def note_commit(run: Folder, term: int) -> None:
-    """Record that lease ``term`` has committed a checkpoint. From then on the run begins at step 0 only if its user asks."""
+    """Record that lease ``term`` has committed a checkpoint. From then on, the run begins at step 0 only with
+    --from-scratch."""
     try:
         (run / "leases").write(f"{term:04d}.committed", b"")
     except OSError as error:
@@ -281,8 +294,8 @@ def note_scratch(run: Folder, term: int, job: str = "") -> None:
 
 
 def scratch_jobs(run: Folder) -> set[str]:
-    """Return the names of the jobs that began the run again at step 0. A job without a name is an empty text, and so is a
-    rollback to step 0."""
+    """Return the names of the jobs that began the run again at step 0. A job without a name, or a rollback to step 0, adds an
+    empty text."""
     folder = run / "leases"
     return {folder.read(f"{term:04d}.scratch").decode(errors="replace") for term in _numbers(folder.names(), _SCRATCH)}
 
@@ -318,7 +331,8 @@ def note_rollback(run: Folder, term: int) -> None:
 
 
 def snapshots_since(run: Folder) -> int:
-    """Return the oldest term whose snapshots in the memory of nodes may still be restored."""
+    """Return the lowest lease number whose snapshots (states in the memory of nodes) may still be restored. A restart at step 0
+    or a rollback raises it."""
     names = (run / "leases").names()
     return max(max(_numbers(names, _SCRATCH), default=0) + 1, max(_numbers(names, _ROLLBACK), default=0))
 
@@ -336,7 +350,7 @@ def has_trained(run: Folder, before: int) -> bool:
     try:
         return _read(run, before).groups > 0
     except DamagedFile as error:
-        _log.warning("%s; there may have been a worker group before it", error)
+        _log.warning("%s; assuming that a worker group trained before this lease", error)
         return True
 
 
@@ -352,23 +366,23 @@ def _read(run: Folder, number: int) -> Lease:
             f"version that wrote it, or a new run.id ({where})"
         )
     try:
-        lease = _LEASE.validate_json(to_json(values))  # from JSON: a strict dataclass refuses a dict
+        lease = _LEASE.validate_json(to_json(values))  # as JSON text: in strict mode pydantic refuses a dict
     except ValidationError as error:
         raise damaged(where, f"is not a lease ({first_problem(error)})") from None
     if written != FORMAT or lease.term != number or lease.driver > number:
-        raise damaged(where, f"cannot be lease {number}: its term is {lease.term}, its driver's {lease.driver}")
+        raise damaged(where, f"cannot be lease {number}: its term is {lease.term}, and its driver has {lease.driver}")
     return lease
 
 
 def _last(run: Folder, again: bool = False) -> Lease | None:
-    """Return the ``newest`` lease. If its file is damaged, return a lease without an owner, which counts as lost; with
-    ``again`` raise RunExists instead."""
+    """Return the ``newest`` lease. If its file is damaged, log a warning and return a lease without an owner, whose holder
+    counts as crashed. With ``again``, raise RunExists instead."""
     try:
         return newest(run)
     except (DamagedFile, FileNotFoundError, IsADirectoryError) as error:
         if again:
             raise RunExists(f"{run.url} may be held by another driver: {error}") from None
-        _log.warning("%s; that lease counts as lost, and the next one is claimed", error)
+        _log.warning("%s; the holder of this lease counts as crashed", error)
         number = max(_numbers((run / "leases").names()))
         return Lease(number, owner="", host="", pid=0, begun_s=0.0)
 
@@ -382,7 +396,7 @@ def _holder(run: Folder, number: int) -> str:
 
 
 def _owner(run: Folder, number: int) -> str | None:
-    """Return the owner of lease ``number``; None if its file is damaged or missing, because that must not end a run."""
+    """Return the owner of lease ``number``; None if its file is damaged or missing: an unreadable file must not end a run."""
     try:
         return _read(run, number).owner
     except (DamagedFile, FileNotFoundError, IsADirectoryError):
@@ -396,7 +410,7 @@ def _held_by(run: Folder, lease: Lease) -> RunExists:
 
 
 def _numbers(names: Iterable[str], kind: re.Pattern[str] = _FILE) -> list[int]:
-    """Return the terms of the leases that have a file whose name matches ``kind`` among ``names``, oldest first."""
+    """Return the lease numbers in those file ``names`` that match ``kind``, ascending: 3 for ``0003.json``."""
     return sorted(int(match[1]) for name in names if (match := kind.fullmatch(name)))
 
 
@@ -415,11 +429,11 @@ def _is_held(run: Folder, last: Lease) -> bool:
 
 
 def _driver(run: Folder, lease: Lease) -> Lease | None:
-    """Return the lease of the driver of the worker group that holds ``lease``; None if the driver's lease cannot be read."""
+    """Return the lease that the driver of the worker group of ``lease`` claimed for itself; None if it cannot be read."""
     try:
         return _read(run, lease.driver)
     except (DamagedFile, FileNotFoundError, IsADirectoryError) as error:
-        _log.warning("%s; that driver's lease counts as lost", error)
+        _log.warning("%s; the driver with this lease counts as crashed", error)
         return None
 
 
@@ -430,7 +444,7 @@ def _is_alive(run: Folder, lease: Lease) -> bool:
     return not ended and process_id(lease.pid) == lease.process != ""
 
 
-# Tell a process from a later one with the same pid: the kernel reuses pids.
+# Distinguish a process from a later process with the same pid: the kernel reuses pids.
 
 
 def process_id(pid: int) -> str:

@@ -1,6 +1,7 @@
 """Read a checkpoint back at any world size.
 
-    boxes that this rank holds x stored pieces -> blocks to read -> read, verify and copy them, in one pass
+    the tensor parts that this rank holds, and the stored tensor parts (pieces) that overlap them
+      -> the blocks of 4 MiB to read -> read, verify and copy each block, in one pass
 
 Bytes are verified as they arrive. No byte is read twice, and only bytes on their way into a tensor are buffered.
 """
@@ -31,9 +32,10 @@ from springtide.storage import Folder
 _READERS = 6
 _NAMES_SHOWN = 5
 _CONVERTED_BYTES = 64 * 2**20
-"""Most stored bytes of a tensor that are converted to another type at a time; a larger row is converted whole."""
+"""Largest number of stored bytes that are converted to another type at a time. A single larger row is converted as a whole."""
 Convert = Callable[[Tensor, torch.dtype], Tensor]
-"""(stored rows of a tensor, type of the model's tensor) -> these rows in that type; uint8 means packed to 4 bits."""
+"""Function: (stored rows of a tensor, type of the model's tensor) -> the rows in the model's type. The type uint8 stands for
+weights of 4 bits, packed."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,11 +63,11 @@ def load(
         optimizer: filled with the checkpoint's optimizer state; None loads weights only.
         manifest: the checkpoint's manifest, if it was read already.
         averaged: load the averaged weights into ``model``; needs ``optimizer`` None.
-        new_adapter: do not load the model's adapter, but leave it as it is.
+        new_adapter: do not load the model's low-rank adapter, but leave it as it is.
         convert: converts stored floating-point tensors whose type differs from the model's; None: such tensors are an error.
         new_blocks: numbers of blocks that the model has and the checkpoint lacks (``train.new_blocks``); needs ``optimizer``
             None.
-        table: the checkpoint's pieces, if they were read already.
+        table: the checkpoint's pieces (stored tensor parts), if they were read already.
 
     Raises:
         CheckpointError: a file is bad, or tensors are missing, unexpected or of another shape. The message names them.
@@ -94,8 +96,9 @@ def load(
 
 
 def wider_tensors(pieces: Iterable[Piece], wanted: Mapping[str, Tensor], convert: Convert) -> dict[str, list[Piece]]:
-    """Return the pieces of each stored tensor that ``convert`` must convert. It is stored as floating-point numbers, the tensor
-    of that name in ``wanted`` has another type, and ``convert`` produces that type and shape."""
+    """Return the tensors that ``convert`` must convert to the model's type: name -> pieces (stored tensor parts). Such a tensor
+    is stored as floating-point numbers, the tensor in ``wanted`` has another type, and ``convert`` produces its type and
+    shape."""
     found = {}
     for name, some in by_tensor(pieces).items():
         stored, tensor = type_of(some[0].dtype), wanted.get(name)
@@ -115,7 +118,7 @@ def wider_tensors(pieces: Iterable[Piece], wanted: Mapping[str, Tensor], convert
 def without(
     names: Collection[str], pieces: Iterable[Piece], wanted: Mapping[str, Tensor]
 ) -> tuple[list[Piece], dict[str, Tensor]]:
-    """Return ``pieces`` (stored) and ``wanted`` (to be filled) without the tensors ``names``."""
+    """Return ``pieces`` (stored tensor parts) and ``wanted`` (tensors to fill) without the tensors ``names``."""
     left = {name: tensor for name, tensor in wanted.items() if name not in names}
     return [piece for piece in pieces if piece.tensor not in names], left
 
@@ -153,8 +156,9 @@ def by_tensor(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
 
 @torch.no_grad()
 def read_state(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str, Tensor]) -> None:
-    """Fill ``wanted``, the tensors of a model and its optimizer, as ``read_into`` does. Averaged weights that are wanted but
-    not stored are set to the loaded weights. Averaged weights that are stored but not wanted are ignored."""
+    """Fill ``wanted``, the tensors of a model and its optimizer, from ``pieces`` (stored tensor parts). If only the run keeps
+    moving averages of weights, they start as copies of the loaded weights. If only the checkpoint has averages, they are
+    ignored."""
     pieces, stored, begun = match_averages(pieces, wanted)
     read_into(source, pieces, stored)
     begin_averages(begun, wanted)
@@ -174,14 +178,14 @@ def read_into(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str,
 
 
 def read_boxes(source: PieceSource, pieces: Sequence[Piece], tensor: Tensor, held: Box) -> None:
-    """Fill ``tensor`` with the box ``held`` (offsets and sizes) of the stored tensor that ``pieces`` make up. ``tensor`` is not
-    distributed."""
+    """Fill ``tensor``, which is not distributed, with a part of a stored tensor. ``pieces``: all stored parts of that tensor;
+    ``held``: offsets and sizes of the part to read."""
     _read_all(source, _copies(pieces, tensor, held), verify=True)
 
 
 def _copies(pieces: Sequence[Piece], tensor: Tensor, held: Box) -> list[_Copy]:
-    """Return the overlaps of ``pieces`` with the box ``held``. Raises CheckpointError unless the pieces cover each element
-    of the box exactly once."""
+    """Return the copies that fill ``tensor`` from ``pieces`` (stored tensor parts). ``held``: offsets and sizes of ``tensor``
+    in the whole tensor. Raises CheckpointError unless the pieces cover each of its elements exactly once."""
     found = [copy for piece in pieces if (copy := _Copy.of(piece, tensor, held))]
     name = pieces[0].tensor
     check_disjoint(name, [copy.piece for copy in found])
@@ -200,8 +204,8 @@ def _read_all(source: PieceSource, copies: Sequence[_Copy], verify: bool) -> Non
 
 
 def check_disjoint(tensor: str, pieces: Sequence[Piece]) -> None:
-    """Raise CheckpointError if pieces of a tensor overlap: then their sizes could add up to the whole although elements are
-    missing."""
+    """Raise CheckpointError if stored pieces of a tensor overlap. Their sizes could then add up to the size of the tensor
+    although elements are missing."""
     ordered = sorted(pieces, key=lambda piece: piece.offsets)
     for number, piece in enumerate(ordered):
         for other in itertools.islice(ordered, number + 1, None):
@@ -287,8 +291,7 @@ class _Copy:
         return cls(piece, Box(begins, sizes), tensor, held)
 
     def take(self, data: memoryview, begin: int) -> None:
-        """Copy those bytes of ``data`` that the tensor needs to the tensor. ``begin``: offset of ``data`` in the stored
-        piece."""
+        """Copy to the tensor those bytes of ``data`` that it needs. ``begin``: offset of ``data`` in the stored piece."""
         first, last = max(begin, self.begin), min(begin + data.nbytes, self.end)
         if first >= last:
             return
@@ -297,7 +300,7 @@ class _Copy:
         if isinstance(target, np.ndarray):
             np.copyto(target, part)
         else:
-            target.copy_(torch.from_numpy(part.copy()))  # torch needs writable memory
+            target.copy_(torch.from_numpy(part.copy()))  # copied because ``from_numpy`` needs writable memory
 
     def finish(self) -> None:
         """Copy the wanted columns from the row buffer, if there is one, to the tensor."""

@@ -54,8 +54,8 @@ def new_outputs(names: Iterable[str], new_blocks: Sequence[int]) -> set[str]:
 
 @torch.no_grad()
 def without_new_outputs(tensors: Mapping[str, Tensor], new_blocks: Sequence[int]) -> dict[str, Tensor]:
-    """Fill this rank's part of the output matrices of new blocks with zeros. Returns the other ``tensors``, which are to be
-    loaded."""
+    """Fill this rank's part of the output matrices of new blocks with zeros. Returns the rest of ``tensors``, which must be
+    loaded from the checkpoint."""
     outputs = new_outputs(tensors, new_blocks)
     for name in outputs:
         local(tensors[name]).zero_()

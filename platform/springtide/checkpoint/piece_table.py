@@ -1,7 +1,7 @@
 """Pieces of a checkpoint (stored tensor parts) as a table of NumPy columns.
 
-    each rank reads its share of the indexes -> a table of these pieces -> all ranks exchange their tables
-      -> each rank selects the pieces that overlap its boxes
+    each rank reads some of the indexes (lists of pieces) -> a table of these pieces -> all ranks exchange their tables
+      -> each rank selects the pieces that overlap the tensor parts that it holds
 
 A checkpoint of 1,024 ranks has millions of pieces, and a rank needs some thousands of them. A table takes a tenth of the memory
 of one object per piece, and the selection needs no loop over all pieces. This module does not import torch, because snapshot
@@ -44,8 +44,7 @@ class PieceTable(NamedTuple):
     bytes_at: np.ndarray
     """int64 (n, 2): offset of the piece in its file, and size of the piece [bytes]."""
     boxes: np.ndarray
-    """int64: for each piece its offsets and then its sizes, one of each per dimension of its tensor. All pieces one after the
-    other."""
+    """int64 (sum of 2 * dimensions over all pieces,): for each piece its offsets, then its sizes, one number per dimension."""
     digests: np.ndarray
     """uint8 (number of blocks, 16): the digests of the blocks of all pieces, one piece after the other."""
 
@@ -113,7 +112,7 @@ class PieceTable(NamedTuple):
         ends_before, begins_after = np.zeros((2, len(self.tensors)), np.int64)
         for number, (name, _, shape) in enumerate(self.tensors):
             if (box := wanted.get(name)) is not None and (not shape or len(box.offsets) != len(shape)):
-                begins_after[number] = np.iinfo(np.int64).max  # a scalar, or other dimensions: keep all its pieces
+                begins_after[number] = np.iinfo(np.int64).max  # a scalar, or another number of dimensions: keep all
             elif box is not None:
                 ends_before[number], begins_after[number] = box.offsets[0], box.offsets[0] + box.sizes[0]
         has_rows = dims > 0

@@ -1,12 +1,12 @@
-"""Restore a run from the newest checkpoint whose bytes are those committed; all ranks load it together.
+"""Restore a run from the newest checkpoint that is not damaged; all ranks load it together.
 
     newest checkpoint that counts -> every rank loads its part -> all good: resume
                                                                -> bad bytes -> a second rank reads the file again
         the second rank finds it good -> the first rank's node is unfit
         the second rank finds it bad  -> quarantine the checkpoint, try the checkpoint before it
 
-A checkpoint counts if it is committed and neither abandoned nor quarantined. The last one that counts is never quarantined. A
-run that has committed begins at step 0 only if its user asks for it.
+A checkpoint counts if it is committed and neither abandoned nor quarantined. The last checkpoint that counts is never
+quarantined. A run that has committed a checkpoint begins at step 0 only with --from-scratch.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Restored:
     rejected: tuple[tuple[str, str], ...] = ()
     """Newer checkpoints that this restore found bad and quarantined: (name, problem)."""
     agreed_step: StepsDone | None = None
-    """Steps done, at most those of this state, when all devices last computed the same results; None if they were
-    never compared."""
+    """Number of steps done, up to this state, at the last comparison that found the same results on all devices; None if
+    devices were never compared."""
     new_adapter: bool = False
-    """True if the checkpoint has no adapter, so the model's adapter is not initialized yet."""
+    """True if the checkpoint has no low-rank adapter, so the model's adapter is not initialized yet."""
 
     @property
     def remark(self) -> str:
@@ -84,14 +84,15 @@ def restore(
     """Load the newest good checkpoint into ``model`` and ``optimizer``; all ranks call it together. Returns None if the
     run has never committed a checkpoint.
 
-    If a rank reads bad bytes, a second rank reads the file again, on another node if there is one, else ``elsewhere`` does. If
-    both find the file bad, lease ``term`` quarantines the checkpoint, and the checkpoint before it is tried. The last
-    usable checkpoint is never quarantined. ``node``: node of this rank.
+    If a rank reads bad bytes, a second rank reads the file again, on another node if the group has one. Otherwise
+    ``elsewhere``, if given, reads it on a node outside of the group. If the second reader finds the file bad too, the
+    checkpoint is quarantined (no restore uses it again), and the checkpoint before it is tried. The last usable checkpoint is
+    never quarantined. ``node``: node of this rank. ``term``: number of the lease under which this run is written.
 
     Raises:
         CheckpointError: all committed checkpoints are quarantined, abandoned or removed; the newest is of another data order
             or model; or the bytes of the only usable checkpoint are bad.
-        UnfitNode: the second reader found the bytes good.
+        UnfitNode: the second reader found the bytes good, so the node of the first reader is faulty.
         OSError: the store cannot be reached.
         RuntimeError: a rank failed for another reason, such as too little memory. Raised on every rank.
     """
@@ -106,8 +107,9 @@ def restore(
         if len(names) == 1:
             problems = "; ".join(f"{name}: {problem}" for name, problem in rejected)
             raise CheckpointError(
-                f"none of the checkpoints of {run.url} can be used: {problems}. {name} is the last one that counts and stays "
-                "as it is: repair its storage and --resume, or pass --from-scratch to begin again at step 0"
+                f"none of the checkpoints of {run.url} can be used: {problems}. {name} is the last checkpoint that is not "
+                "quarantined, and stays unchanged: repair its storage and --resume, or pass --from-scratch to begin again at "
+                "step 0"
             )
         if rank_here() == 0:
             _log.warning("checkpoint %s is put in quarantine: %s", name, problem)
@@ -128,9 +130,9 @@ def begin(
     """Load the checkpoint of another run that ``config.start_from`` names; all ranks call it together. Returns None if
     ``start_from`` is empty.
 
-    ``adapted``: the model has an adapter. It starts untrained if only weights are loaded and the checkpoint has no adapter.
-    ``convert``: as for ``load``; used if only weights are loaded. Raises the errors of ``restore``, and CheckpointError if
-    bytes are bad: no older checkpoint is tried, because the user named this one.
+    ``adapted``: the model has a low-rank adapter. The adapter starts untrained if only weights are loaded and the checkpoint
+    has none. ``convert``: as for ``load``; used if only weights are loaded. Raises the errors of ``restore``, and
+    CheckpointError if bytes are bad: no older checkpoint is tried, because the user named this one.
     """
     if not config.start_from:
         return None
@@ -148,7 +150,7 @@ def begin(
     if manifest is None:
         raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
     if not takes_optimizer:
-        optimizer.state.clear()  # a failed attempt to load a snapshot may have left optimizer state
+        optimizer.state.clear()  # remove state that a failed attempt to load a snapshot left
     new_adapter = may_begin_adapter and not has_adapter(manifest)
     return Restored(branch.meta_of_start(config, manifest), config.start_from, new_adapter=new_adapter)
 
@@ -190,7 +192,7 @@ def _try_load(
         )
 
     with contextlib.ExitStack() as noted:
-        if rank_here() == 0:  # one note for all ranks keeps the files until all have read
+        if rank_here() == 0:  # one reader note for all ranks: it keeps the files until every rank has read them
             noted.enter_context(_noted(run, name))
         size = len(gathered(None))
         found, report, fatal = _attempt(read, run, name, node)
@@ -217,10 +219,10 @@ def _try_load(
 
 @contextlib.contextmanager
 def _noted(run: Folder, name: str) -> Iterator[None]:
-    """Write a reader note (``note_reader``), which keeps the files, for the ``with`` block. No note if this node does not see
-    the checkpoint: without the run's storage a note would create a folder."""
+    """Keep the checkpoint's files from removal during the ``with`` block, by a reader note (``note_reader``). Writes no note if
+    this node does not see the checkpoint: if the run's storage is not mounted here, the note would create a new folder."""
     is_there = False
-    with contextlib.suppress(OSError):  # the later read of the checkpoint will raise the error
+    with contextlib.suppress(OSError):  # ignored here: the read that follows raises the error
         is_there = (checkpoints(run) / name).exists(COMMITTED)
     with note_reader(run, name) if is_there else contextlib.nullcontext():
         yield
@@ -251,8 +253,8 @@ def _attempt(
 def _confirmed(
     run: Folder, name: str, reports: Sequence[BadFileReport], elsewhere: ReadElsewhere | None = None
 ) -> bool:
-    """Return True if a second reader also finds a reported file bad, or a reported problem does not depend on the reader
-    (such as pieces that overlap)."""
+    """Return True if the checkpoint is really bad: a second reader also finds a reported file bad, or a reported problem does
+    not depend on the reader (such as stored tensor parts that overlap)."""
     mine = False
     fatal: Exception | None = None
     try:
@@ -270,7 +272,8 @@ def _confirmed(
 
 
 def _unless_fatal(value: Any, fatal: Exception | None) -> list[Any]:
-    """Return the ``value`` of every rank, by rank. If a rank has a fatal error, every rank raises the first such error."""
+    """Exchange ``value`` between all ranks. Returns the values, by rank. ``fatal``: error of this rank that must end all ranks,
+    or None. If any rank has one, every rank raises the first such error."""
     everyone = gathered((value, fatal))
     for _, error in everyone:
         if error is not None:

@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 
 
 class Rule(NamedTuple):
-    """Keep the newest ``last`` checkpoints, those at multiples of ``every`` steps (0: none), and the ``best`` checkpoints with
-    the lowest ``metric``."""
+    """Keep the newest ``last`` checkpoints, all checkpoints at multiples of ``every`` steps (0 turns this off), and the
+    ``best`` (a number) checkpoints with the lowest ``metric``."""
 
     last: int
     every: int = 0
@@ -54,7 +54,7 @@ class Rule(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Facts about a checkpoint that decide whether it is kept."""
+    """Facts about a checkpoint, from which ``kept`` and ``garbage`` decide whether it is kept."""
 
     files: frozenset[str]
     counts: bool
@@ -141,7 +141,7 @@ def note_reader(run: Folder, name: str) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-        thread.join()  # a live thread could write the note again after its removal
+        thread.join()  # otherwise the thread could write the note again after its removal
         with contextlib.suppress(OSError):
             folder.remove(note)
 
@@ -169,7 +169,7 @@ def being_read(run: Folder) -> set[str]:
         except DamagedFile as error:
             _tell(str(error))
             until_s = math.inf
-        except OSError:  # its reader has removed the note meanwhile
+        except OSError:  # the reader has removed its note since it was listed
             continue
         if until_s > time.time():
             found.add(note.split(".", 1)[0])
@@ -182,4 +182,4 @@ def being_read(run: Folder) -> set[str]:
 @functools.cache
 def _tell(problem: str) -> None:
     """Log once that a reader note is damaged."""
-    _log.warning("%s; until then its checkpoint is kept", problem)
+    _log.warning("%s; the checkpoint that this reader note names is kept", problem)

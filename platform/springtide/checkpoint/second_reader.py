@@ -1,5 +1,5 @@
-"""Let a second rank read a file again that one rank found bad. A node with broken memory, network card or mount can see damage
-in good files, so a checkpoint is quarantined only if two readers agree.
+"""If one rank finds a file of a checkpoint bad, let a second rank read it again. A node with broken memory, network card or
+mount can see damage in good files, so a checkpoint is quarantined only if two readers agree.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from springtide.errors import CheckpointError
 from springtide.storage import Folder
 
 ReadElsewhere = Callable[[Folder, str, str, Collection[str]], str | None]
-"""(run, checkpoint, file, nodes) -> the result of ``still_bad`` in a process on a node that is not in ``nodes``. None if no
-other node sees the run. Raises OSError if there are such nodes, but none of them responds."""
+"""Function: (run, checkpoint, file, nodes) -> the result of ``still_bad``, called on a node that is not in ``nodes``. None if
+no other node can read the run's storage. Raises OSError if other nodes can, but none of them responds."""
 
 
 class BadFileReport(NamedTuple):
-    """One rank's report on its part of a checkpoint: the bad file and the problem, if there is one."""
+    """One rank's report on its part of a checkpoint: the file that it found bad, and why. Both are empty if the part is
+    good."""
 
     node: str
     problem: str = ""
@@ -28,7 +29,8 @@ class BadFileReport(NamedTuple):
 
 
 def second_readers(reports: Sequence[BadFileReport]) -> dict[str, int]:
-    """Return the rank that reads each reported file again: file -> rank. ``reports``: one report of each rank, by rank.
+    """For each file that was reported as bad, choose the rank that reads it again. Returns file -> rank. ``reports``: one per
+    rank, by rank.
 
     The order of preference is a rank on another node that reported no problem, any rank on another node, another rank on the
     same node, and the rank that reported the file.
@@ -46,7 +48,7 @@ def second_readers(reports: Sequence[BadFileReport]) -> dict[str, int]:
 
         best = min(map(unfitness, range(len(reports))))
         equals = [rank for rank in range(len(reports)) if unfitness(rank) == best]
-        found[file] = equals[number % len(equals)]  # spread many files over the ranks
+        found[file] = equals[number % len(equals)]  # share out the files among equally good ranks
     return found
 
 
@@ -56,8 +58,8 @@ def read_again(
     """Read ``file`` as second reader and return the problem found, as ``still_bad`` does. Called on ``rank``, which
     ``second_readers`` has chosen.
 
-    If this rank finds the file bad too, but its node already reported the file, ``elsewhere`` reads it on another node: one
-    node alone cannot have a file declared bad while there are other nodes.
+    If this rank finds the file bad too, but runs on a node that had reported the file, ``elsewhere`` (if given) reads it on
+    another node. Otherwise a single faulty node could make a good checkpoint count as bad.
     """
     problem = still_bad(run, name, file)
     nodes = {one.node for one in reports if one.file == file}
@@ -68,7 +70,8 @@ def read_again(
 
 
 def still_bad(run: Folder, name: str, file: str) -> str:
-    """Read ``file``, which checkpoint ``name`` needs, in this process. Returns its problem; empty if the file is good."""
+    """Read ``file``, which checkpoint ``name`` needs, in this process. Returns a description of the problem; empty if the file
+    is good."""
     try:
         manifest = read_manifest(run, name)
         folder = checkpoints(run)

@@ -1,12 +1,14 @@
-"""The mark (step and worker group) at the beginning of a staging buffer, and the address where another process finds it."""
+"""The header of a staging buffer, called its mark (step and random id), and the address at which another process opens the
+buffer."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 MARK_BYTES = 64
-"""Bytes reserved for the mark, which precedes the tensors in shared memory. The mark is the step of the tensors as int64, or
-NO_STEP while they are being copied, and then the id of the worker group that copied them (GROUP_BYTES)."""
+"""Bytes reserved for the mark, the header in front of the tensors in shared memory. It holds the step of the tensors as int64,
+then a random id that the rank that copies them draws once (GROUP_BYTES). While tensors are being copied, the step is
+NO_STEP."""
 GROUP_BYTES = 16
 NO_STEP = -1
 
@@ -21,7 +23,7 @@ class HeldAt(NamedTuple):
 
 
 def mark(step: int, group: bytes = bytes(GROUP_BYTES)) -> bytes:
-    """Return the mark for the tensors of ``step``, copied by worker group ``group``.
+    """Return the mark for the tensors of ``step``. ``group``: random id of the rank that copied them.
 
     >>> len(mark(7)), mark(7) == mark(7, b"another group id")
     (24, False)

@@ -1,7 +1,8 @@
 """Commit a snapshot from the memory of nodes to the store, while no worker group trains. This module does not import torch.
 
-parts in memory -> the newest whole snapshot that may be restored -> a commit job for each part, under a new lease
-  -> the holder of each part adds the pieces and writes it -> the holder of rank 0's part commits
+all parts in memory (one per rank and step) -> the newest snapshot with a part of every rank, if it may be restored
+  -> one commit job per part, under a new lease -> the process that holds a part writes it to the store
+  -> the process that holds rank 0's part commits
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ PARTS_S = 600.0
 
 
 def to_commit(run: Folder, found: Sequence[SnapshotPart], config_fingerprint: str) -> list[SnapshotPart]:
-    """Return the parts, by rank, of the newest whole snapshot among ``found``. An empty list if there is none, or if a
-    checkpoint is at least as new. Snapshots of another config are ignored, and so are those that ``agreed.counting``
-    rejects."""
+    """Return the parts, by rank, of the newest snapshot of which ``found`` has a part of every rank. An empty list if there is
+    none, or if a checkpoint of the same or a later step is committed. Ignored are snapshots of another config, and snapshots
+    that may not be restored (``agreed.counting``)."""
     parts = newest_whole(counting(run, [one for one in found if one.meta.config_fingerprint == config_fingerprint]))
     if parts and name_of(parts[0].meta.step) <= max(committed(run)[-1:], default=""):
         return []
@@ -44,7 +45,7 @@ def jobs_for(
 def write_part(job: CommitJob, snapshot: Snapshot, part: memoryview, tries: int) -> Committed | BaseException:
     """Write one rank's part of a snapshot to the store. For rank 0's part, also commit once all parts are written.
 
-    No worker group of the snapshot's lease may train: it would overwrite the memory.
+    The worker group that took the snapshot must not be training: it would overwrite the memory during the write.
 
     Args:
         job: the job of this part, without pieces.

@@ -1,5 +1,5 @@
-"""Descriptions of the parts of snapshots that nodes hold in memory. A part belongs to a rank, or to a survivor of a lost
-worker group.
+"""Descriptions of snapshots, which are copies of the training state in the memory of nodes. A snapshot has one part per rank,
+or one part per surviving rank of a lost worker group.
 
     Snapshot        sent by a rank to its snapshot server: includes the table of pieces and their digests
     SnapshotPart    returned by snapshot servers in a look-up: only the digest of that table
@@ -37,17 +37,20 @@ class SnapshotPart:
     meta: Meta
     size_bytes: int
     table_digest: str
-    """Digest of the table of the part's pieces, computed by its rank: a reader checks the table that it receives against it."""
+    """Digest of the table of the part's pieces (tensor boxes), computed by the rank that copied them. A reader that receives
+    the table compares its digest with this one."""
     group: bytes = bytes(GROUP_BYTES)
-    """Random id in the mark of the memory that holds the part: a reader never mistakes other memory for it."""
+    """Random id in the mark (header) of the memory that holds the part, so that a reader detects if it has opened other
+    memory."""
     num_survivors: int = 0
-    """Number of survivors of a lost group that divided the snapshot among them; 0 if a whole group took it."""
+    """Number of surviving ranks of a lost worker group that stored this snapshot together; 0 if a whole worker group stored
+    it."""
     held_at: tuple[HeldAt, ...] = ()
-    """Places where the part can be read; set by ``SnapshotStore.found``."""
+    """Nodes and processes from whose memory the part can be read; set by ``SnapshotStore.found``."""
 
     @property
     def mark(self) -> bytes:
-        """The mark (step and group id) at the beginning of memory that holds the complete part."""
+        """The mark (header: step and random id) at the beginning of memory that holds the complete part."""
         return mark(self.meta.step, self.group)
 
     @property
@@ -67,7 +70,8 @@ class Snapshot(SnapshotPart):
     """One rank's part of a snapshot, as the rank describes it to its snapshot store."""
 
     table: PieceTable = dataclasses.field(compare=False)
-    """The part's pieces, in the file that ``file_of`` names. Comparisons use ``table_digest`` instead."""
+    """The part's pieces (tensor boxes); their ``file`` is the name that ``file_of`` returns. Two descriptions are compared by
+    ``table_digest``, not by this table."""
     slot: int = 0
     """Number of the rank's staging buffer that holds the part: 0 or 1; 2 for a part copied by a survivor of a lost group."""
 
@@ -133,6 +137,6 @@ def newest_whole(found: Sequence[AnyPart]) -> list[AnyPart]:
 
 
 def file_of(key: SnapshotKey) -> str:
-    """Return the name of a snapshot part, used as ``Piece.file``."""
+    """Return the name of a snapshot part, used as ``Piece.file``: ``3-1200-0`` for lease 3, step 1200, rank 0."""
     whole = f"{key.term}-{key.step}-{key.rank}"
     return f"{whole}-of-{key.num_survivors}" if key.num_survivors else whole

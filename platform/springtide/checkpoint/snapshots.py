@@ -1,11 +1,12 @@
 """Snapshots in the memory of the nodes, so that the loss of a process or a node costs few steps.
 
-Each rank copies its boxes to one of two staging buffers in turn. A snapshot store (on Ray: one actor per node) keeps the
-buffer's memory alive when the rank is gone, and copies it to a peer on another node. One of the two buffers is always complete
-on every rank: the next snapshot begins only when the previous one is held and copied for every rank. A buffer's mark shows
-whether the copy into it is complete. Digests show whether its bytes are still those that the rank copied.
+Each rank copies its boxes (parts of tensors) to one of two staging buffers in turn. A snapshot store (on Ray: one actor per
+node) keeps the buffer's memory alive when the rank is gone, and copies it to a peer on another node. One of the two buffers is
+always complete on every rank: the next snapshot begins only when the previous one is held and copied for every rank. A buffer's
+mark (header) shows whether the copy into it is complete. Digests show whether its bytes are still those that the rank copied.
 
-A restore asks each store once for its parts. Then it asks one holder of each part of the newest whole snapshot for its pieces:
+A restore requests from each store, once, the list of parts that it holds; there is one part per rank. A snapshot is whole if
+the stores hold all its parts. For each part of the newest whole snapshot, one store then sends the table of pieces (boxes):
 
     rank 0:     parts in all stores -> the newest whole snapshot -> all ranks
     each rank:  pieces of its share of that snapshot's parts -> all ranks -> read the bytes of its own boxes
@@ -41,7 +42,8 @@ _T = TypeVar("_T")
 
 
 class SnapshotSource(PieceSource, Protocol):
-    """Reads ranks' parts of a snapshot: descriptions of their pieces, and their bytes as files that ``file_of`` names."""
+    """Reads a snapshot: the table of its pieces (tensor boxes), and the bytes of each rank's part like a file with the name
+    from ``file_of``."""
 
     def table(self, parts: Sequence[SnapshotPart]) -> PieceTable:
         """Return the pieces of ``parts``, as the ranks that copied them described them. Raises OSError if a part is lost,
@@ -83,8 +85,8 @@ class SnapshotStore(Protocol):
         lost."""
 
     def exclude(self, file: str) -> None:
-        """Read snapshot part ``file`` from another node that holds it from now on, because this node's pieces or bytes are
-        wrong."""
+        """From now on, read snapshot part ``file`` from another node that holds a copy, because the copy that was just read is
+        damaged."""
 
 
 class Snapshotter:
@@ -99,8 +101,8 @@ class Snapshotter:
         stage_in: str,
         is_cut: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``is_cut``: returns True if this rank was cut off from its worker group. Its snapshot is then dropped, because an
-        abort may have left an inconsistent state."""
+        """``is_cut``: returns True if this rank's communication with its worker group was aborted. The snapshot in progress is
+        then dropped, because the abort may have left an inconsistent state."""
         self._snapshot_store, self._term, self._rank, self._is_cut = snapshot_store, term, rank, is_cut
         self._layout = StagingPlan(rank, world_size)
         self._stage_in = stage_in
@@ -125,7 +127,8 @@ class Snapshotter:
         stage.mark(NO_STEP)
         stage.copy(mine, self._layout.pieces)
         self._meta = meta
-        needed_from = self._term if self._taken else 0  # a safe snapshot of this lease replaces older leases' snapshots
+        # once a snapshot of this lease is safe, snapshots of older leases are no longer needed
+        needed_from = self._term if self._taken else 0
         self._handing_over = in_thread("springtide-memory", lambda: self._hand_over(needed_from), daemon=False)
 
     def staged(self) -> None:
@@ -145,9 +148,10 @@ class Snapshotter:
         if self._handle is not None and self._snapshot_store.settled(self._handle):
             self._handle = None
             self._taken += 1
-            if self._taken == 2 and self._rank == 0:  # two are safe here, so the first one is safe on every rank
+            # rank 0 has two safe snapshots, so the first one is safe on every rank: free the snapshots of older leases
+            if self._taken == 2 and self._rank == 0:
                 store, term = self._snapshot_store, self._term
-                in_thread("springtide-forget", lambda: store.forget(term), daemon=True)  # training must not wait
+                in_thread("springtide-forget", lambda: store.forget(term), daemon=True)  # training does not wait
         return self._handle is not None
 
     def staying(self) -> Sequence[str]:
@@ -193,13 +197,14 @@ def hold_live(
     stage_in: str,
 ) -> None:
     """Copy this rank's part of a live copy to memory that ``store`` holds. A live copy is the state that the ``survivors`` of a
-    lost group still have on their devices; of survivors with the same box, one stores it. No rank may train meanwhile.
+    lost worker group still have on their devices. If several survivors have the same box (tensor part), one of them stores it.
+    No rank may train meanwhile.
 
     Args:
         store: the snapshot store of this rank.
         tensors: the whole state, as ``named_tensors`` returns it.
         meta: metadata of the state, as the lost group would have written it.
-        term: term of the lost group.
+        term: lease number of the lost group.
         rank: number of this rank in the lost group.
         survivors: numbers of the surviving ranks in the lost group, ascending; all have the state after the same step.
         stage_in: folder of a memory file system.
@@ -233,8 +238,8 @@ def hold_live(
 def restore_from_snapshots(
     run: Folder, snapshot_store: SnapshotStore, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
 ) -> Restored | None:
-    """Load the newest snapshot in the nodes' memory of which every rank's part survives; all ranks call it together. Returns
-    None if there is no such snapshot, if the run has a newer checkpoint, or if the snapshot cannot be read. Raises
+    """Load the newest snapshot in the memory of the nodes that still has a part of every rank; all ranks call it together.
+    Returns None if there is no such snapshot, if the run has a newer checkpoint, or if the snapshot cannot be read. Raises
     CheckpointError if the snapshot is of another model."""
     size = len(gathered(None))
     for _ in range(_TRIES):  # a node may be lost during the read, or hold damaged bytes; other nodes have copies

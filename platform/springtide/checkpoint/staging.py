@@ -46,8 +46,9 @@ def in_thread(name: str, function: Callable[[], T], *, daemon: bool) -> Future[T
 
 
 class StagingPlan:
-    """Layout of the staging buffer: the offset of each box that this rank writes. Boxes follow each other, wide types first, so
-    that each is aligned without gaps. Computed once: names and boxes do not change while a worker group trains."""
+    """Layout of the staging buffer: the offset of each box (part of a tensor) that this rank writes. Boxes follow each other,
+    wide types first, so that each is aligned without gaps. Computed once: names and boxes do not change while a worker group
+    trains."""
 
     def __init__(self, rank: int, world_size: int, among: Collection[int] | None = None) -> None:
         """``among``: if given, only these ranks write (``tensors.writes``)."""
@@ -74,8 +75,8 @@ class StagingPlan:
 
 
 class StagingBuffer:
-    """Shared memory: a mark (``shared_memory.mark``), then ``size_bytes`` for tensors. The constructor raises OSError (ENOSPC)
-    if ``folder`` has too little space."""
+    """Shared memory: a header (``shared_memory.mark``), then ``size_bytes`` for tensors. The constructor raises OSError
+    (ENOSPC) if ``folder`` has too little space."""
 
     def __init__(self, folder: str, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -90,8 +91,8 @@ class StagingBuffer:
         self._pinned = False
 
     def mark(self, step: int, group: bytes = bytes(GROUP_BYTES)) -> None:
-        """Write the mark: the step and the worker group of the tensors in the buffer. Use NO_STEP before the bytes change.
-        Other processes that map the memory see the mark."""
+        """Write the mark, the buffer's header: the step of the tensors, and ``group``, a random id of the rank that copies
+        them. Use NO_STEP before the bytes change. Other processes that map the memory see the mark."""
         found = mark(step, group)
         self._map[: len(found)] = found
 
@@ -130,7 +131,7 @@ class StagingBuffer:
 
     def close(self) -> None:
         """Close the memory in this process. It is kept for other processes that have it open."""
-        with contextlib.suppress(Exception):  # a failed copy does not use the memory any more
+        with contextlib.suppress(Exception):  # ignored: even a failed copy has ended, and no longer uses the memory
             self.settle()
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._whole.data_ptr())

@@ -53,7 +53,7 @@ def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = No
                 found[name] = value
             elif value is not None:
                 raise CheckpointError(
-                    f"{name} is a {type(value).__name__} = {value!r}: only tensors can be saved; keep it in one"
+                    f"{name} is a {type(value).__name__} = {value!r}: only tensors can be saved; store it in a tensor"
                 )
     return found
 

@@ -23,7 +23,7 @@ _LIMIT = 2**63
 
 
 def check_manifest_name(name: Any) -> None:
-    """Raise ValueError unless ``name`` is the name of a manifest in the commit marker's folder."""
+    """Raise ValueError unless ``name`` is a file name of a manifest, without a path to another folder."""
     _require(_MANIFEST, name)
 
 
@@ -56,9 +56,9 @@ def check_piece(
     _require(_DATA, file)
     _require_counts("a piece", *shape, *offsets, *sizes, begin, size_bytes)
     if any(offset + size > whole for offset, size, whole in zip(offsets, sizes, shape, strict=True)):
-        raise ValueError(f"not a box of a tensor of shape {shape}: {sizes} at {offsets}")
+        raise ValueError(f"not inside a tensor of shape {shape}: sizes {sizes} at offsets {offsets}")
     if size_bytes != math.prod(sizes) * ITEM_BYTES[dtype]:
-        raise ValueError(f"not the size of {sizes} {dtype}: {size_bytes} bytes")
+        raise ValueError(f"not the size of a tensor part of shape {sizes} and type {dtype}: {size_bytes} bytes")
     if len(digests) != max(1, -(-size_bytes // block)):
         raise ValueError(f"wrong number of digests for {size_bytes} bytes: {len(digests)}")
     for one in digests:

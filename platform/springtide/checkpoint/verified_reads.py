@@ -1,5 +1,5 @@
 """Read the data files of checkpoints and verify each byte in the same pass. Restores, second readers, saves that read old
-blocks again, and ``springtide inspect --verify`` all read through this file. No torch here.
+blocks again, and ``springtide inspect --verify`` all read through this file. This module does not import torch.
 
     pieces -> blocks of 4 MiB -> reads of contiguous blocks of one file -> each part is hashed and copied in the CPU cache
 """
@@ -15,7 +15,8 @@ from springtide.storage import digest
 
 _READ_BYTES = 16 * 2**20
 Take = Callable[[memoryview, int], None]
-"""(bytes of a piece, their offset in the piece) -> None: what to do with bytes that were read, such as a copy to a tensor."""
+"""Function: (bytes of a piece, their offset in the piece) -> None. Receives bytes that were read, for example to copy them to a
+tensor. A piece is a stored tensor part."""
 
 
 class PieceSource(Protocol):
@@ -32,7 +33,7 @@ class Block(NamedTuple):
     file: str
     begin: int
     end: int
-    """Offset in the file, as ``begin`` [bytes]."""
+    """End of the block, an offset in the file like ``begin`` [bytes]."""
     number: int
     piece: Piece
     take: Take
@@ -48,8 +49,8 @@ def _drop(data: memoryview, begin: int) -> None:
 
 
 def blocks_of(piece: Piece, begin: int = 0, end: int | None = None, take: Take = _drop) -> Iterator[Block]:
-    """Yield the blocks of a piece (stored tensor part) that contain its bytes from ``begin`` to ``end``. None: to its last
-    byte."""
+    """Yield the blocks of a piece (stored tensor part) that contain its bytes from ``begin`` to ``end``; ``end`` None stands
+    for the end of the piece."""
     for number in range(begin // BLOCK_BYTES, -(-(piece.size_bytes if end is None else end) // BLOCK_BYTES)):
         first = number * BLOCK_BYTES
         last = min(first + BLOCK_BYTES, piece.size_bytes)
@@ -93,7 +94,7 @@ def read_blocks(source: PieceSource, blocks: Sequence[Block], verify: bool = Tru
         raise BadFile(f"{file} is a folder", file) from None
     except OSError:
         if source.size(file) >= end:
-            raise  # the file is complete: a network error
+            raise  # the file has all bytes, so this is a network error: a retry may help
     if place != end:
         raise BadFile(f"{file} ends after {source.size(file)} bytes, {end} were committed", file)
 

@@ -1,8 +1,9 @@
 """Write a checkpoint that holds weights only, in one process. The caller's function returns the weights, box by box.
 
-    boxes of rows, a part at a time -> read -> a data file per part -> COMMITTED
+    for each part (whole rows of tensors, 128 MiB): read the rows, write a data file
+    then: the manifest and COMMITTED
 
-Memory use is bounded by the size of a part, not of the model.
+Memory use depends on the size of a part, not on the size of the model.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from springtide.checkpoint.validate import ITEM_BYTES
 from springtide.storage import Folder
 
 PART_BYTES = 128 * 2**20
-"""Most bytes of a part, the rows that are read and written at a time. Memory use is a few times as large."""
+"""Largest size of a part: the tensor rows that are read and written at a time. Memory use is a few times as large."""
 Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name of a tensor -> its type and shape."""
 
@@ -41,8 +42,8 @@ def write_weights(
     """Write ``tensors`` as a checkpoint of ``to`` and return its manifest. If ``read`` raises, nothing is committed.
 
     ``read`` returns the bytes of a box, uint8 (bytes,). Each part is written as if it were one rank's part, so
-    ``meta.world_size`` is set to the number of parts. ``lease``: the caller's claim on ``to``; without one, this function
-    claims ``to``.
+    ``meta.world_size`` is set to the number of parts. ``lease``: the caller's lease (right to write ``to``); None: this
+    function claims a lease and ends it.
     """
     parts = list(_parts(tensors, part_bytes))
     meta = meta.model_copy(update={"world_size": len(parts)})

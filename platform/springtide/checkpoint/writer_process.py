@@ -53,10 +53,11 @@ class WriterProcess:
     """The trainer's handle to a running writer process. Messages to a dead process are lost; ``answer`` reports its death."""
 
     def __init__(self) -> None:
-        """Start the writer process with the ``sys.path`` of this process, which its environment variables may not contain."""
+        """Start the writer process with the ``sys.path`` of this process: PYTHONPATH lacks entries that were added after this
+        process started."""
         self._connection, theirs = multiprocessing.Pipe()
         path = f"PYTHONPATH={os.pathsep.join(sys.path)}"
-        # -P: do not put the working directory in front of that path
+        # -P: do not put the working directory in front of PYTHONPATH
         command = ["env", path, sys.executable, "-P", *PROGRAM, str(theirs.fileno())]
         # in a new session: torchrun and terminals signal the whole process group, but only the trainer may stop a save
         self._process = subprocess.Popen(
@@ -74,7 +75,7 @@ class WriterProcess:
 
     def share(self, fd: int, size_bytes: int) -> None:
         """Have the process map ``fd`` as the staging buffer of all later saves. ``size_bytes``: size of the tensors' bytes,
-        after the mark (step and worker group)."""
+        without the buffer's header."""
         self._send(_STAGE, MARK_BYTES + size_bytes)
         with contextlib.suppress(OSError):  # the process is dead: ``answer`` reports it
             send_handle(self._connection, fd, self.pid)
@@ -118,14 +119,15 @@ class WriterProcess:
         try:
             self._connection.send(message)
         except OSError as error:
-            _log.warning("the writer process is gone: %s", error)
+            _log.warning("cannot send to the writer process, it has exited: %s", error)
 
 
 class SpareWriter:
     """At most one idle writer process, kept for the next worker group of this process.
 
-    A worker group that ends leaves its writer here, and the next group takes it. That saves a restart the start of a new writer
-    process: half a second to a second of CPU time while the model is built, or a first save that waits for the start.
+    A worker group that ends leaves its writer here, and the next group takes it. So a restart need not start a new writer
+    process. A start takes half a second to a second of CPU time: it would slow down the building of the model, or delay the
+    first save.
     """
 
     def __init__(self) -> None:

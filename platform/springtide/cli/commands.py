@@ -29,12 +29,12 @@ class CommandParser(argparse.ArgumentParser):
     """Function that adds the command's options to the parser."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse, but first add the command's options."""
+        """Parse arguments like argparse, after adding the command's options."""
         self._add_options()
         return super().parse_known_args(args, namespace)
 
     def format_help(self) -> str:
-        """As in argparse, but first add the command's options."""
+        """Format the help like argparse, after adding the command's options."""
         self._add_options()
         return super().format_help()
 
@@ -80,8 +80,8 @@ class Commands:
         return found
 
     def check(self, words: Sequence[str], before: str = "") -> None:
-        """Raise ConfigError, with the nearest command, if the first of ``words`` is no command of this level. ``before``: the
-        group's name, for the message."""
+        """Raise ConfigError, which suggests the nearest command, if the first of ``words`` is not a command of this level.
+        ``before``: name of the group and a space, such as ``run ``, for the message; empty at the top level."""
         if not words or words[0].startswith("-"):
             return
         word, known = words[0], list(self._subparsers.choices)
@@ -103,7 +103,7 @@ class Status(enum.IntEnum):
     REFUSED the same command would fail again."""
 
     def __new__(cls, number: int, meaning: str) -> Any:
-        """Make a member: the exit status ``number``, with ``meaning`` as its docstring for users."""
+        """Make a member of the enum: the exit status ``number``, with ``meaning`` as its docstring, which users read."""
         one = int.__new__(cls, number)
         one._value_ = number
         one.__doc__ = meaning
@@ -135,7 +135,7 @@ def status_of(error: BaseException) -> Status:
             return Status.INTERRUPTED
         case RunExists() | CommandFailed():
             return Status.REFUSED
-        case ValueError():  # ConfigError, CorpusError and DamagedFile are ValueErrors, too
+        case ValueError():  # also ConfigError, CorpusError and DamagedFile, which are subclasses of ValueError
             return Status.BAD_INPUT
         case StoreUnavailable() | StoreLost():
             return Status.UNREACHABLE

@@ -66,7 +66,8 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _check_labels(config: Config, options: argparse.Namespace) -> bool:
-    """Return True if options request labels. Raises ConfigError, before data is prepared, if these options contradict."""
+    """Return True if options request labels. Raises ConfigError, before data is prepared, if some of the label options are
+    missing or do not fit together."""
     named = {f"--{name.replace('_', '-')}": getattr(options, name) for name in ("label_by", "label_what", "label_out")}
     given = {name: value for name, value in named.items() if value}
     missing = ", ".join(name for name in named if name not in given)

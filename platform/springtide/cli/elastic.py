@@ -80,7 +80,7 @@ def _notice(options: argparse.Namespace) -> int:
         with contextlib.ExitStack() as stack:
             stack.callback(temporary.unlink, missing_ok=True)
             with open(descriptor, "w") as hint:
-                os.fchmod(descriptor, 0o644)  # all users must be able to read a notice by root, at any umask
+                os.fchmod(descriptor, 0o644)  # all users must be able to read root's notice, whatever the umask is
                 hint.write(f"{options.left_s:g}")
             temporary.replace(file)
     except OSError as error:
@@ -93,7 +93,8 @@ def _notice(options: argparse.Namespace) -> int:
     return 0
 
 
-# ``springtide plan``: on which nodes a run fits, how long it takes, what it costs; its goodput on recorded spot capacity.
+# ``springtide plan``: on which nodes a run fits, how long it takes, what it costs; its goodput (share of the time that trains)
+# on recorded spot capacity.
 
 _PLAN = """  springtide plan --recipe gpu_1b --workers 8 --parallel.recompute full      # the memory of a step on each worker
   springtide plan --recipe llama3_8b --cluster nodes.yaml             # node types, prices and links in a file

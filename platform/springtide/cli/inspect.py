@@ -100,7 +100,7 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
     try:
         for line in _source_lines(manifest.source):
             say_line(line)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:  # source: only shown, checked nowhere
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # a malformed source
         what = f"its source is not what `data prepare` writes ({type(error).__name__}: {error})"
         raise damaged(Folder(url).where(MANIFEST), what) from None
     if Folder(url).exists(CARD):
@@ -113,8 +113,8 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
 
 
 def _source_lines(source: dict[str, Any]) -> list[str]:
-    """Return lines about a dataset's source text. ``source``: its entry in the dataset's manifest; if it is malformed, this
-    function raises one of the errors that ``show_dataset`` catches."""
+    """Return lines about a dataset's source text. ``source``: the entry ``source`` of the dataset's manifest. If it is
+    malformed, this function raises one of the errors that ``show_dataset`` catches."""
     dropped = ", ".join(f"{count} {reason}" for reason, count in source["dropped"].items() if count)
     edits = ", ".join(f"{count} {what}" for what, count in source["edits"].items() if count)
     edges = [edge for edge, _ in source["documents_by_tokens"]]

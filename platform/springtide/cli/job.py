@@ -18,8 +18,8 @@ def job(*command: str) -> int:
     """Run a command with the arguments of this process. The files of jobs/ call it.
 
     Args:
-        command: words of the command, such as ``"data", "prepare"``. ``sys.argv``, which a run's folder records, becomes
-            ``springtide``, these words and the arguments.
+        command: words of the command, such as ``"data", "prepare"``. ``sys.argv`` is set to ``springtide``, these words and the
+            arguments, because a run's folder records it.
 
     Returns:
         The exit status: see ``springtide.cli.commands``.
@@ -35,7 +35,7 @@ def job(*command: str) -> int:
 
 def check_sent(folder: Path) -> None:
     """Raise ConfigError if the submitted folder has another version of springtide than this process runs: the command's options
-    were written for the folder's version. A folder without a version passes.
+    were written for the folder's version. A folder without a version is accepted.
 
     Args:
         folder: the submitted folder, with the ``jobs`` and perhaps the ``pyproject.toml`` of a checkout.

@@ -56,17 +56,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack characters of a run's name
-    if logging.lastResort is not None:  # warnings may quote unprintable names and passwords in URLs
+    if logging.lastResort is not None:  # warnings may quote control characters, and passwords in URLs
         logging.lastResort.setFormatter(PrintableFormatter())
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if words and not words[0].startswith("-"):  # `springtide --help` skips this: importing config takes long
+        if words and not words[0].startswith("-"):  # `--help` must not import config: it takes long
             _check_command(words)
         options, unknown = parser("--help-all" in words).parse_known_args(words)
         if unknown:
             raise _unknown(unknown[0])
         return int(options.command(options))
-    except BrokenPipeError:  # stdout was closed, as by `| head`: the interpreter must not flush into it
+    except BrokenPipeError:  # `| head` closed stdout: without this, Python's flush at exit would fail
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115
         return Status.DONE
     except (SpringtideError, ValueError, OSError) as error:
@@ -92,7 +92,7 @@ def entry() -> None:
 
     # by default garbage is collected after every 700 new objects, which would take a quarter of the time of all imports
     gc.set_threshold(_NEW_OBJECTS)
-    atexit.register(leave)  # registered first, so called last
+    atexit.register(leave)  # registered first, so it is called after all other exit functions
     try:
         status = main()
     except SystemExit as error:
@@ -124,7 +124,7 @@ def _unknown(option: str) -> ConfigError:
 
 
 def complain(error: BaseException) -> Status:
-    """Print an error that ends a command, in the form that all commands use, and return the exit status."""
+    """Print an error that ends a command as ``springtide: MESSAGE`` on stderr, and return the exit status."""
     say(f"springtide: {error}", error=True)
     return status_of(error)
 

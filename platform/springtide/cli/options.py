@@ -1,7 +1,7 @@
 """Options that commands share: a config from a file or by --recipe, and one option per field of the config.
 
-``--help`` shows the usual fields, ``--help-all`` every field. The config is imported where it is used: it takes half of the
-time of ``springtide --help``.
+``--help`` shows the usual fields, ``--help-all`` every field. ``springtide.config`` is imported inside functions: its import
+takes half of the time of ``springtide --help``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 _START_FROM = "train.start_from"
 _URL = re.compile(r"[\w+.-]+://[^\s'\"{}\[\],]+")
 _OF_CHATS = ("sft", "lora")
-"""Fine-tuning recipes that use the chat template of the imported model that they start from."""
+"""Fine-tuning recipes that start from an imported model and use its chat template by default."""
 
 
 def add_config(parser: argparse.ArgumentParser, show_all: bool, sections: Collection[str] = ()) -> None:
-    """Add CONFIG, --recipe, --config and ``--section.field`` for every field. The help shows every field of
-    ``sections``; without ``sections`` it shows the usual fields, or all of them with ``show_all``."""
+    """Add CONFIG, --recipe, --config and ``--section.field`` for every field. The help shows every field of ``sections``.
+    Without ``sections`` it shows the usual fields, or with ``show_all`` all fields."""
     from springtide import config as configs
     from springtide.config import Config
     from springtide.config.fields import USUAL, fields, mark
@@ -60,7 +60,7 @@ def add_config(parser: argparse.ArgumentParser, show_all: bool, sections: Collec
             text = (f"{leaf.description} ({about})" if about else leaf.description).replace("%", "%%")
             shown = text if show_all or (is_of_it and (sections or name in USUAL)) else argparse.SUPPRESS
             option = group.add_argument(*spellings, dest=name, metavar="X", default=argparse.SUPPRESS, help=shown)
-            option.option_strings = list(spellings)[:1]  # the help shows one spelling
+            option.option_strings = list(spellings)[:1]  # the help shows only the first spelling
 
 
 def tokens(text: str) -> int:
@@ -134,7 +134,8 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
 
 
 def _base(options: argparse.Namespace) -> tuple[Config, str]:
-    """Return the config before overrides by options, and the file that the config comes from: empty without a file."""
+    """Return the config before overrides by options, and the path of the file that the config comes from; the path is empty
+    without a file."""
     from springtide import config as configs
 
     start_from = getattr(options, _START_FROM, "")
@@ -144,7 +145,7 @@ def _base(options: argparse.Namespace) -> tuple[Config, str]:
 
 
 def _recipe(name: str, start_from: str, options: argparse.Namespace) -> tuple[Config, str]:
-    """Return the config of a recipe, and the file that the config comes from: empty without a file.
+    """Return the config of a recipe, and the path of the file that the config comes from; the path is empty without a file.
 
     Args:
         name: name of the recipe.

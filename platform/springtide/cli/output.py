@@ -50,9 +50,9 @@ def print_json(value: Any, file: IO[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def stdout_for_json() -> Iterator[Callable[[Any], None]]:
-    """Yield a ``print_json`` that alone writes to standard output. Other output to it, by Ray's threads, libraries and child
-    processes, goes to standard error. If this process owns its standard output, the redirection is permanent, because Ray may
-    print until the process exits."""
+    """Yield a function like ``print_json``; only its output goes to standard output. Other output, by Ray's threads, libraries
+    and child processes, goes to standard error. This redirection is permanent, because Ray may print until the process exits;
+    it is temporary only if the caller has replaced ``sys.stdout``."""
     own = sys.__stdout__
     if own is not None and sys.stdout is own:
         own.flush()

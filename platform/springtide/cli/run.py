@@ -154,7 +154,7 @@ def _report(options: argparse.Namespace) -> int:
         kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(timeline.unknown.items()))
         count = sum(timeline.unknown.values())
         say(f"  skipped: {count} events of kinds that this version does not know: {kinds}")
-    if not run.folder.exists(REPORT):  # a run under torchrun has no driver, which would write it
+    if not run.folder.exists(REPORT):  # a run under torchrun has no driver that writes the report
         with contextlib.suppress(OSError):  # this user may lack the right to write to the folder
             run.write_report()
     say(f"  {run.report}" if run.folder.exists(REPORT) else "  report.html is not there, and cannot be written")
@@ -177,9 +177,11 @@ _PLAIN_LEVELS = "_.,-~=*#"
 _LOOK_S, _LOOK_AT_STORE_S = 1.0, 5.0
 """Least time between two polls of a local folder, and of an object store [s]."""
 _LOOK_AT_LEASE_S = 15.0
-"""Time without new events after which the run's lease is read: a killed driver wrote no event that ends the run [s]."""
+"""Time without new events after which the run's lease (a file that names the run's driver) is read. Only the lease shows that a
+driver was killed, because a killed driver writes no last event [s]."""
 _SHARE = 5
-"""After a poll that took t seconds, pause for at least this many times t. For a long run with many restarts t is about 1 s."""
+"""After a poll that took t seconds, pause for at least this many times t, so that polls take at most a sixth of the time. For a
+long run with many restarts t is about 1 s."""
 _LONGEST_CURVE = 60
 
 
@@ -249,12 +251,12 @@ class _Watcher:
         self._trouble = ""
         self._looked_at_lease_s = time.monotonic()
         self._ended = ""
-        """Why the run is over, if its lease shows this and its journal does not (a killed driver writes no last event); else
-        empty."""
+        """Why the run is over, if only its lease (a file that names the run's driver) shows it. A killed driver writes no last
+        event to the journal. Empty if the lease does not show an end."""
 
     def look(self, patient: bool = False) -> list[str]:
-        """Read new events of the run; return lines about them, without those about steps. ``patient``: show a storage error in
-        the next status line instead of raising it."""
+        """Read new events of the run; return lines about them, but no lines about steps. ``patient``: show a storage error in
+        the next status line instead of raising the error."""
         said = list[str]()
         try:
             if self._journal.read():
@@ -275,9 +277,9 @@ class _Watcher:
         self._looked_at_lease_s = time.monotonic()
         try:
             last = leases.newest(self.run.folder)
-            if last is not None and (last.driver or not last.trains):  # skip torchrun: its lease has no driver
+            if last is not None and (last.driver or not last.trains):  # a lease by torchrun has no driver to check
                 self._ended = leases.why_over(self.run.folder) or ""
-        except (FileNotFoundError, SpringtideError):  # a damaged lease, or of another version: use the journal
+        except (FileNotFoundError, SpringtideError):  # the lease is damaged or of another version: rely on the journal
             return
 
     def status(self) -> RunStatus:
@@ -373,7 +375,7 @@ def _follow(watcher: _Watcher, console: Console, every_s: float) -> None:
         return
     before = ""
     for messages, now in watcher.looks(every_s):
-        for message in messages if before else ():  # at the first poll skip old events
+        for message in messages if before else ():  # the first poll returns old events: skip them
             say(_clean(message))
         if (line := watcher.line(now)) != before:
             say(line)
@@ -416,7 +418,7 @@ def _list(options: argparse.Namespace) -> int:
     for row in rows:
         seen = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.seen_s)) if row.seen_s else "none"
         loss = "" if row.loss is None else f"{row.loss:.4f}"
-        found = [""] * 4  # empty columns for a sweep and for an unreadable run
+        found = [""] * 4  # a sweep and an unreadable run have empty columns
         if row.num_steps:
             found = [
                 f"{row.workers}",

@@ -128,7 +128,8 @@ def _of_length(config: Config, options: argparse.Namespace, progress: Progress) 
 
 
 def _anchored(config: Config, options: argparse.Namespace) -> Config:
-    """Return ``config`` with ``objective.anchor`` set to Fisher information over --fisher-tokens tokens; print its location."""
+    """Return ``config`` with ``objective.anchor`` set to the URL of Fisher information (importance of each weight), computed on
+    --fisher-tokens tokens; print the URL. Without --fisher-tokens, return ``config`` unchanged."""
     if options.fisher_tokens is None:
         if options.fisher_dataset:
             limit = "is the text of a Fisher information"
@@ -234,5 +235,5 @@ def _sweep(options: argparse.Namespace) -> int:
     )
     if options.json:
         print_json(result.as_dict())
-    # a sweep interrupted before its first evaluation has no best trial, but no failure either: its trials have saved
+    # a sweep interrupted before its first evaluation has no best trial, but counts as done: its trials have saved
     return 0 if result.best or any(one.status != "failed" for one in result.outcomes) else 1

@@ -46,7 +46,7 @@ _ARGUMENTS = {
     "corpus.filter": ("text",),
 }
 """Field -> arguments that its function is called with. ``objective.source`` is not listed, because an objective may take two
-forms of arguments; it is tried out before a run starts."""
+forms of arguments; a trial call before the run starts checks them."""
 _VARIABLE = "elastic.env."
 """Prefix of the field name of an environment variable that needs trust (``Config.needs_trust``)."""
 _KEY = "~/.springtide/trust.key"
@@ -106,7 +106,7 @@ def find_code(field: str, source: str) -> Callable[..., object]:
     all installed packages, then in the current folder. The caller has checked that this code may run (``check_trusted``).
 
     Raises:
-        ConfigError: there is no such function, or it takes other arguments.
+        ConfigError: there is no such function, or the function does not take the arguments of ``field``.
     """
     returns = _RETURNS[field]
     module, _, name = source.partition(":")
@@ -131,8 +131,8 @@ def find_code(field: str, source: str) -> Callable[..., object]:
 
 
 def _check_arguments(field: str, source: str, function: Callable[..., object]) -> None:
-    """Raise ConfigError if a function cannot be called with the arguments of ``field``. A function without a signature
-    passes."""
+    """Raise ConfigError if a function cannot be called with the arguments of ``field``. A function whose signature Python
+    cannot read is accepted."""
     arguments = _ARGUMENTS.get(field)
     if arguments is None:
         return
@@ -199,9 +199,9 @@ def is_sealed(text: str, found: object) -> bool:
 
 
 def _key() -> bytes:
-    """Return the user's secret key for seals (HMACs). The first call makes the key. Empty if that fails or others can read the
-    key."""
-    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home
+    """Return the user's secret key for seals (HMACs), which the first call makes. Empty if the key cannot be stored, or if
+    other users can read it."""
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home folder
         path = Path(_KEY).expanduser()
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if not path.exists():
@@ -236,7 +236,7 @@ def _specs(module: str) -> Iterator[ModuleSpec]:
     """Yield the module spec of each part of a dotted name, the outermost first; end at a part that is not found."""
     path = [*sys.path, os.getcwd()]
     for name in module.split("."):
-        # one part of the name at a time: for a dotted name, find_spec expects the parents to be imported
+        # search one part of the name at a time: for a dotted name, find_spec would need the parents to be imported
         spec = PathFinder.find_spec(name, path) if name else None
         if spec is None:
             return

@@ -38,14 +38,14 @@ Weight = Annotated[float, Field(ge=0)]
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Pattern of the name of a source in a dataset."""
 WHOLE = "corpus"
-"""Name that a dataset gives its only source, ``corpus.source``."""
+"""Name of the only source in a dataset that is made from ``corpus.source``."""
 
 
 class SourceConfig(Section):
     """One of several sources. A field that is not None replaces the field of the same name in ``corpus`` for this source."""
 
     source: str
-    """As corpus.source [url]."""
+    """The text of this source: a file, folder, glob or URL, as for corpus.source [url]."""
     max_files: int | None = Field(None, ge=0)
     """Take at most this many files; 0 takes all [files]."""
     field: str | None = None
@@ -61,19 +61,19 @@ class SourceConfig(Section):
     max_characters: int | None = Field(None, ge=0)
     """Longest document to keep; 0 keeps all [characters]."""
     max_repetition: float | None = Field(None, ge=0, le=1)
-    """Largest share of characters in repeated lines; 1 keeps all [ratio]."""
+    """Drop documents with a larger share of their characters in repeated lines; 1 keeps all [ratio]."""
     max_symbols: float | None = Field(None, ge=0, le=1)
-    """Largest share of characters that are not letters, digits or spaces; 1 keeps all [ratio]."""
+    """Drop documents with a larger share of characters that are not letters, digits or spaces; 1 keeps all [ratio]."""
     quality: tuple[Literal["gopher", "c4"], ...] | None = None
-    """As corpus.quality [name]."""
+    """Replaces corpus.quality for this source [name]."""
     languages: tuple[LanguageCode, ...] | None = None
-    """As corpus.languages [name]."""
+    """Replaces corpus.languages for this source [name]."""
     pii: tuple[Literal["emails", "ip_addresses"], ...] | None = None
-    """As corpus.pii [name]."""
+    """Replaces corpus.pii for this source [name]."""
     fim: float | None = Field(None, ge=0, le=1)
-    """As corpus.fim [ratio]."""
+    """Replaces corpus.fim for this source [ratio]."""
     chat_template: str | None = None
-    """As corpus.chat_template; empty if this source is text [name or path]."""
+    """Replaces corpus.chat_template for this source; empty if the source is text, not chats [name or path]."""
 
 
 def _source(value: Any) -> Any:
@@ -89,7 +89,7 @@ class CorpusConfig(Section):
 
     source: str = "stdlib"
     """``stdlib`` (the running Python's standard library), or a file, folder or glob, local or any fsspec URL, also
-    ``hf://datasets/OWNER/NAME``. Empty in recipes that need more text than springtide has: name yours [url]."""
+    ``hf://datasets/OWNER/NAME``. Recipes that need more text than springtide has leave it empty: name your own text [url]."""
     sources: dict[Annotated[str, Field(pattern=SOURCE_NAME)], Source] = Field({})
     """Several sources instead of one, by name: URLs, or tables, each with a ``source`` and the ``max_files``, ``field`` and
     filters that differ for it. A row holds text of one source; ``stream.weights`` can weigh the sources [table]."""
@@ -98,16 +98,16 @@ class CorpusConfig(Section):
     end_of_text: str = ""
     """Token that ends a document; empty looks for ``<|endoftext|>``, ``<|end_of_text|>``, ``</s>`` and ``<eos>`` [name]."""
     begin_of_text: str = ""
-    """Token that begins each document and is never predicted. Empty: none, or with ``shards.mask_across_documents`` the token
-    that ends documents [name]."""
+    """Token that begins each document and is never predicted. Empty: no token; but with ``shards.mask_across_documents`` the
+    token that ends documents also begins them [name]."""
     vocab_size: int = Field(4096, ge=257)
-    """Number of ids of a tokenizer that is trained here, special tokens included [ids]."""
+    """Number of ids of a tokenizer that springtide trains (``bpe``), special tokens included [ids]."""
     special_tokens: tuple[str, ...] = ()
-    """Additional special tokens of a tokenizer that is made here, such as those of chats or of fill-in-the-middle. If a
-    document contains the spelling of a special token, that spelling stays plain text [name]."""
+    """Additional special tokens of a tokenizer that springtide makes (``bpe`` or ``bytes``), such as those of chats or of
+    fill-in-the-middle. If a document contains the spelling of a special token, that spelling stays plain text [name]."""
     pretokenizer: Literal["gpt2", "gpt4", "gpt4o", "llama3", "qwen"] = "gpt4"
-    """Published pattern by which a BPE that is trained here splits text into words. They differ most in how many digits a word
-    may have: any number (gpt2), up to three (gpt4, gpt4o, llama3) or one (qwen) [name]."""
+    """Published pattern by which a BPE tokenizer that springtide trains splits text into words. The patterns differ most in how
+    many digits a word may have: any number (gpt2), up to three (gpt4, gpt4o, llama3) or one (qwen) [name]."""
     tokenizer_characters: int = Field(100_000_000, ge=1)
     """Amount of text that a BPE is trained on, taken from every source [characters]."""
     max_files: int = Field(0, ge=0)
@@ -119,9 +119,9 @@ class CorpusConfig(Section):
     is one document [name]."""
     chat_template: str = ""
     """Layout of chats: ``chatml``, ``llama3``, ``plain``, the path of a Jinja file, or ``model``: an imported model's template,
-    in the folder of the ``tokenizer.json`` that corpus.tokenizer names. Empty: documents are text. A record of a chat in JSON
-    lines or Parquet has ``messages`` (or corpus.field), a list of {role, content}, or ``prompt`` and ``completion``, or
-    ``instruction``, ``input`` and ``output``. Only the assistant's answers are trained on [name or path]."""
+    in the folder of the ``tokenizer.json`` that corpus.tokenizer names. Empty: documents are text, not chats. A chat in JSON
+    lines or Parquet has ``messages`` (or the field corpus.field), a list of {role, content}; or ``prompt`` and ``completion``;
+    or ``instruction``, ``input`` and ``output``. Only the assistant's answers are trained on [name or path]."""
     normalization: Literal["none", "NFC", "NFKC"] = "NFC"
     """Unicode normal form that texts are converted to [name]."""
     broken_text: Literal["replace", "drop"] = "replace"
@@ -131,9 +131,9 @@ class CorpusConfig(Section):
     max_characters: int = Field(0, ge=0)
     """Longest document to keep; 0 keeps all [characters]."""
     max_repetition: float = Field(1.0, ge=0, le=1)
-    """Largest share of characters in repeated lines; 1 keeps all [ratio]."""
+    """Drop documents with a larger share of their characters in repeated lines; 1 keeps all [ratio]."""
     max_symbols: float = Field(1.0, ge=0, le=1)
-    """Largest share of characters that are not letters, digits or spaces; 1 keeps all [ratio]."""
+    """Drop documents with a larger share of characters that are not letters, digits or spaces; 1 keeps all [ratio]."""
     quality: tuple[Literal["gopher", "c4"], ...] = ()
     """Published rules for English text, in the order to apply them: ``gopher`` drops documents by their words, lines and
     repetitions (2112.11446), ``c4`` removes lines and drops documents (1910.10683) [name]."""
@@ -141,36 +141,37 @@ class CorpusConfig(Section):
     """ISO 639-1 codes of the languages to keep, such as ``en``; empty keeps all; needs ``pip install 'springtide[language]'``
     [name]."""
     filter: str = Field("", pattern=r"^$|^[^:\s]+:[^:\s]+$")
-    """Your own filter, ``package.module:function``: called with a text, it returns the text, changed or not, or None to drop
-    it. In a file it needs --trust-code [name]."""
+    """Your own filter, ``package.module:function``: called with each text, it returns the text, changed or not, or None to drop
+    it. If a config file names a filter, it needs --trust-code [name]."""
     pii: tuple[Literal["emails", "ip_addresses"], ...] = ()
     """Personal data that is masked: email addresses, public IP addresses [name]."""
     fim: float = Field(0.0, ge=0, le=1)
-    """Fill-in-the-middle rate (2207.14255): the probability that a training document, or each part of a longer one that fills a
-    row, is reordered, in PSM or SPM order [ratio]."""
+    """Fill-in-the-middle rate (2207.14255): probability that a training document is reordered, so that the model learns to fill
+    gaps, in PSM or SPM order. In a document longer than a row, each part that fills a row is drawn separately [ratio]."""
     fim_tokens: tuple[str, str, str] = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
     """Special tokens before the prefix, suffix and middle; if corpus.fim is not 0, a tokenizer that is made here gets them
     [name]."""
     deduplicate: Literal["documents", "paragraphs", "lines"] = "documents"
-    """What is removed if its text occurred before in the corpus: whole documents only, or also paragraphs or lines of at least
-    50 characters from the documents that stay, which reads the corpus twice [name]."""
+    """What to remove if its text occurred before in the corpus. documents: whole documents. paragraphs or lines: whole
+    documents, and from the other documents also paragraphs or lines of at least 50 characters, which reads the corpus twice
+    [name]."""
     near_duplicates: bool = True
     """Whether to keep only one of each cluster of documents that share most of their text [flag]."""
     apart_from: tuple[Source, ...] = ()
-    """Decontamination: prepared datasets and benchmark texts, as URLs or as tables like those of ``sources``. Drops documents
-    close to held-out text of such a dataset, held-out documents close to its training text, and documents that share 13
-    consecutive words with a benchmark [urls]."""
+    """Decontamination: prepared datasets and benchmark texts that this corpus must not overlap, as URLs or as tables like those
+    of ``sources``. Dropped are documents close to held-out text of such a dataset, held-out documents close to its training
+    text, and documents that share 13 consecutive words with a benchmark [urls]."""
 
     _beside: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def paths(self) -> Mapping[str, str]:
-        """Path in this section, as typed -> absolute path, for files that exist only in the folder of the config's file."""
+        """Path as the user typed it -> absolute path, for files that exist only in the folder of the config's file."""
         return self._beside
 
     def path(self, typed: str) -> str:
-        """Return the path to open for ``typed``, a path in this section: absolute if the file exists only in the folder of the
-        config's file, else as typed."""
+        """Return the path to open for ``typed``, a path in this section. It is absolute if the file exists only in the folder
+        of the config's file; otherwise it is ``typed``, unchanged."""
         return self._beside.get(typed, typed)
 
     def with_paths(self, beside: Mapping[str, str]) -> None:
@@ -234,7 +235,7 @@ class ShardsConfig(Section):
     root: str = free(default="datasets")
     """Folder or fsspec URL that holds prepared datasets [url]."""
     dataset: str = free(default="")
-    """Prepared dataset to use; empty finds or prepares the one for this corpus [url]."""
+    """Prepared dataset to use; empty uses the dataset of this corpus, and prepares it if there is none [url]."""
     sequence_length: int = Field(256, ge=2)
     """Tokens that a row trains on; a row stores one more, the first input [tokens]."""
     token_type: Literal["uint16", "uint32"] = "uint16"
@@ -251,7 +252,7 @@ class ShardsConfig(Section):
     """Row groups in one Parquet file [row groups]."""
     heldout_fraction: float = Field(0.02, gt=0, le=1)
     """Share of the documents, chosen by their hash, that is held out for evaluation: less than 0.5, or 1 for a dataset that is
-    evaluated on only [ratio]."""
+    only used for evaluation [ratio]."""
     heldout_tokens: Tokens = Tokens(10_000_000)
     """Most tokens to hold out: if heldout_fraction would hold out more, a smaller share of the documents is held out; 0 sets no
     limit [tokens]."""
@@ -281,7 +282,7 @@ class Weights(Section):
     from_step: int = Field(0, ge=0)
     """First step that the shares apply to, as an index in the order of batches [steps]."""
     from_tokens: Tokens = Tokens(0)
-    """First step that the shares apply to, given in tokens before it; the later of from_step and this one applies [tokens]."""
+    """Tokens trained on before the shares apply; if from_step is set too, the later step counts [tokens]."""
     shares: dict[str, Weight]
     """Corpus -> weight; weights are divided by their sum, and a corpus that is not listed has weight 0 [1]."""
 
@@ -301,7 +302,7 @@ class SmallerBatches(Section):
     rows: int = Field(ge=1)
     """Rows in a step over all workers; a multiple of the number of lanes (``stream.lanes``) [rows]."""
     until_tokens: Tokens
-    """Tokens trained on when this size ends; after the last entry, steps have stream.global_batch rows [tokens]."""
+    """Tokens trained on when this batch size ends. After the last entry, steps have stream.global_batch rows [tokens]."""
 
 
 class StreamConfig(Section):
@@ -310,16 +311,17 @@ class StreamConfig(Section):
     seed: int = Field(0, ge=0)
     """Seed of the order of rows [1]."""
     global_batch: int = Field(16, ge=1)
-    """Rows in a step over all workers, at any number of workers [rows]."""
+    """Rows in a step, summed over all workers; the same at any number of workers [rows]."""
     ramp: tuple[SmallerBatches, ...] = ahead(default=())
-    """Smaller batches at the beginning of the run, where steps that are jumped over count too; empty uses global_batch from the
-    first step on [table]."""
+    """Smaller batches at the beginning of the run. Tokens of steps that the run jumps over count as trained on. Empty: all
+    steps have global_batch rows [table]."""
     lanes: int = Field(0, ge=0)
-    """Number of lanes: equal parts of each batch; a lane belongs to one worker at a time. Must divide global_batch; 0 means
-    global_batch [lanes]."""
+    """Number of lanes: equal parts of each batch, which are dealt to the workers. Each worker has one lane or more. Must divide
+    global_batch; 0 makes each row a lane [lanes]."""
     window: Tokens = Field(Tokens(4_000_000), ge=1)
-    """Tokens of a lane, in whole rows, that are shuffled with each other. A larger window spreads the rows of a long document
-    over more steps, and reads further ahead. A corpus of less than two windows is shuffled as a whole [tokens]."""
+    """Size of a shuffle window: rows with this many tokens, read one after the other, are shuffled with each other. Only whole
+    rows count. A larger window spreads the rows of a long document over more steps, and reads further ahead. A corpus of less
+    than two windows is shuffled as a whole [tokens]."""
     skip: tuple[int, ...] = ahead(default=())
     """Steps that the run jumps over, as indexes in the order of batches [steps]."""
     skip_samples: tuple[SkippedSamples, ...] = ahead(default=())
@@ -332,11 +334,11 @@ class StreamConfig(Section):
     weights: tuple[Weights, ...] = ahead(default=())
     """Shares of the mixture as a schedule over steps or tokens; empty weights each corpus by its rows [table]."""
     epoch_caps: dict[str, Annotated[float, Field(gt=0)]] = Field({})
-    """Corpus -> most times that the run reads it. What its weight would draw beyond the cap goes to the other corpora, in
-    proportion to their weights [epochs]."""
+    """Corpus -> most times that the run may read it. Rows that its weight would draw beyond this cap are drawn from the other
+    corpora, in proportion to their weights [epochs]."""
     max_epochs: float = free(default=4.0, gt=0)
-    """Most times that the run may read any corpus: a run that would read one more often is refused before it starts. Up to 4
-    times, repeated text is nearly as good as new text (Muennighoff et al., 2023) [epochs]."""
+    """Most times that the run may read any corpus: a run that would read a corpus more often is refused before it starts. Up to
+    4 times, repeated text is nearly as good as new text (Muennighoff et al., 2023) [epochs]."""
 
     @property
     def num_lanes(self) -> int:
@@ -373,10 +375,10 @@ class FeedConfig(Section):
     read_bytes: Bytes = free(default=Bytes(4 * 2**20), ge=1)
     """Token bytes that one read task fetches [bytes]."""
     reads_in_flight: int = free(default=2, ge=1)
-    """Read tasks that a worker keeps ahead of training [tasks]."""
+    """Read tasks that each worker starts ahead of training, so that training rarely waits for data [tasks]."""
     cache: str = free(default="")
-    """Folder on each node's local disk that caches row groups of object storage, in its subfolder ``springtide-cache-UID``;
-    nothing else there is touched. Empty: the node's temporary folder [name]."""
+    """Folder on each node's local disk in which to cache row groups (blocks of Parquet files) of object storage. They are in
+    its subfolder ``springtide-cache-UID``; nothing else in the folder is touched. Empty: the node's temporary folder [name]."""
     cache_bytes: Bytes = free(default=Bytes(32 * 2**30), ge=0)
     """Largest size of a node's cache; 0 caches nothing and reads the store each time [bytes]."""
 
@@ -389,9 +391,9 @@ class DataConfig:
     shards: ShardsConfig
     feed: FeedConfig
     total: int = 0
-    """Length of the run, from which stream.epoch_caps follow; with 0 they do not apply [tokens]."""
+    """Length of the run, needed to apply stream.epoch_caps; with 0 the caps do not apply [tokens]."""
     labels: str = ""
-    """URL of a model's labels for the rows, as objective.labels; empty for none [url]."""
+    """URL of a model's labels (its log-probabilities) for the rows, as objective.labels; empty for none [url]."""
 
     @property
     def ramp(self) -> Ramp:

@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 # From the makers' data sheets: tensor cores, dense matrices, bf16 with sums in fp32 (fp16 if a device has no bf16). If a sheet
-# only has figures for sparse matrices, half of these is taken.
+# only has figures for sparse matrices, this table has half of them.
 # nvidia.com/data-center/{h100,h200,a100,l4,l40,l40s,v100,tesla-t4}, the Blackwell data sheet (a GPU's share of an HGX or
 # NVL72), the GA102 and Ada white papers (A10, A40, A6000, RTX), amd.com/instinct; A10G, H20, H800, A800 and GH200 are from
 # their sellers. An entry matches a device name that contains all words of the entry. The first match applies, so special cases
@@ -50,11 +50,11 @@ _DENSE: tuple[tuple[str, float, str], ...] = (
     ("MI325X", 1307.4e12, _BF16),
     ("MI300X", 1307.4e12, _BF16),
     ("MI300A", 980.6e12, _BF16),
-    ("MI250X", 191.5e12, _BF16),  # each of its two dies is a device
+    ("MI250X", 191.5e12, _BF16),  # figure of one of its two dies: software sees each as a device
 )
 _OTHER_DEVICES = {"MIG", "LAPTOP", "D", "TI", "SUPER"}
-"""A device name with one of these words, such as ``RTX 4090 Laptop``, means another device than the one in the table, mostly a
-smaller one."""
+"""Words that mark another device than in ``_DENSE``, mostly a smaller one, such as ``RTX 4090 Laptop``. A device name with one
+of these words gets no figures."""
 _MEMORY: dict[str, tuple[float, float]] = {
     "B200": (180e9, 8e12),
     "H200 NVL": (141e9, 4.8e12),
@@ -81,8 +81,8 @@ _MEMORY: dict[str, tuple[float, float]] = {
     "MI325X": (256e9, 6e12),
     "MI300X": (192e9, 5.3e12),
 }
-"""Name as in ``_DENSE``, with the memory size if a device is sold in two -> size of its memory [bytes] and its speed
-[bytes/s]."""
+"""Device name -> (memory size [bytes], memory speed [bytes/s]). Names are as in ``_DENSE``. If a device is sold with two memory
+sizes, the name ends with the size: ``A100 40GB``."""
 
 
 class DeviceFigures(NamedTuple):
@@ -108,8 +108,7 @@ def data_sheet(name: str) -> tuple[float, str] | None:
 
 
 def known_devices() -> list[str]:
-    """Return the device names that a cluster file may give without figures, because size and speed of the device's memory are
-    known too."""
+    """Return the devices of which FLOP/s, memory size and memory speed are known. A cluster file may give them by name only."""
     return list(_MEMORY)
 
 

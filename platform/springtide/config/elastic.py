@@ -13,8 +13,8 @@ from springtide.errors import explain
 
 _OURS = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 _OURS_BEGIN = ("RAY_", "TORCH_NCCL_", "TORCHELASTIC_")
-"""Names, and beginnings of names, that ``elastic.env`` must not set: they decide a worker's rank and device, and how it leaves
-its process group."""
+"""Names, and beginnings of names, of environment variables that ``elastic.env`` must not set. They decide a worker's rank and
+device, and how it leaves its process group."""
 _ALLOWED = """
     NCCL_SOCKET_IFNAME NCCL_SOCKET_FAMILY NCCL_SOCKET_NTHREADS NCCL_NSOCKS_PERTHREAD NCCL_OOB_NET_ENABLE NCCL_OOB_NET_IFNAME
     NCCL_IB_HCA NCCL_IB_DISABLE NCCL_IB_GID_INDEX NCCL_IB_ADDR_FAMILY NCCL_IB_ADDR_RANGE NCCL_IB_ROCE_VERSION_NUM
@@ -35,16 +35,16 @@ _ALLOWED = """
     TORCH_SHOW_CPP_STACKTRACES
 """
 ALLOWED_ENV = frozenset(_ALLOWED.split())
-"""Variables that hold an interface, a level, a switch or a number. Any other variable may load a library, run a program or
-write a file (``LD_PRELOAD``, ``NCCL_NET_PLUGIN``, ``NCCL_DEBUG_FILE``, ``TORCH_LOGS``, which imports the modules that it
-names), so it needs the user's trust, as code does."""
+"""Environment variables that ``elastic.env`` may set without the user's trust. They hold a network interface, a level, a switch
+or a number. Any other variable may load a library, run a program or write a file, so it needs ``--trust-code``. Examples:
+``LD_PRELOAD``, ``NCCL_NET_PLUGIN``, ``NCCL_DEBUG_FILE``, and ``TORCH_LOGS``, which imports the modules that it names."""
 _SECRET = re.compile("TOKEN|SECRET|PASSWORD|CREDENTIAL|ACCESS_KEY|API_KEY", re.IGNORECASE)
 
 
 _VALUE = re.compile("[^\\x00-\\x1f\\x7f]{0,4096}")
 _PLAIN = re.compile(r"[\w.,:;=^/@+~ -]{0,1000}", re.ASCII)
-"""Values of allowed variables that need no trust. ``$`` is not allowed: Ray replaces ``${NAME}`` by the value of another
-variable."""
+"""Pattern of values that the variables in ``ALLOWED_ENV`` may have without the user's trust. It excludes ``$``, because Ray
+replaces ``${NAME}`` by the value of another variable."""
 
 
 class ElasticConfig(Section):
@@ -59,44 +59,44 @@ class ElasticConfig(Section):
     gpus_per_worker: float = free(default=0.0, ge=0)
     """GPUs that a worker reserves in Ray [gpus]."""
     env: dict[str, str] = free(default={})
-    """Environment variables of the workers on GPUs, set before torch is loaded, such as ``{NCCL_SOCKET_IFNAME: eth0}``.
-    Variables that only hold interfaces, levels and numbers are allowed by name. Any other variable in a file needs
-    ``--trust-code``, because it may load a library or write a file [table]."""
+    """Environment variables of the workers on GPUs, set before torch is loaded, such as ``{NCCL_SOCKET_IFNAME: eth0}``. Known
+    variables that only hold interfaces, levels and numbers are allowed. Any other variable in a file needs ``--trust-code``,
+    because it may load a library or write a file [table]."""
     grow: Literal["when_it_pays", "always", "never"] = free(default="when_it_pays")
     """When to use nodes that join the cluster: if they save more time than the restart takes (when_it_pays), always, or never
     [name]."""
     max_failures: int = free(default=3, ge=0)
-    """Worker failures in 24 hours to recover from before the run stops; lost nodes do not count [failures]."""
+    """Most worker failures in 24 hours that a run recovers from; one more stops the run. Lost nodes do not count [failures]."""
     settle: Seconds = free(default=Seconds(2.0), ge=0)
-    """Cluster changes that follow each other faster than this cause one restart [s]."""
+    """Cluster changes that are less than this apart cause one restart together, not one each [s]."""
     wait: Seconds = free(default=Seconds(0.0), ge=0)
-    """How long to wait for ``min_workers`` before the run ends, to be resumed later; 0 waits forever [s]."""
+    """Longest wait for ``min_workers``. Then the run ends, and can be resumed later; 0 waits forever [s]."""
     deadline: Until = free(default=Until("0s"))
     """When the run must be done: a span since its first start, such as ``8h``, or a time, such as ``2026-12-01T08:00Z``. If
     spot nodes are too few to meet it, the run orders on-demand nodes, which needs ``track.price`` and ``track.spot_price``. 0:
     no deadline, and nothing is ordered [s]."""
     reserve: Seconds = free(default=Seconds(5.0), ge=0)
-    """Least time to reserve for saving the state before the announced loss of a node; more if saves or copies of this run took
-    longer [s]."""
+    """Time to keep free for saving the state before the announced loss of a node. The run takes more if its earlier saves or
+    copies took longer [s]."""
     hang: Seconds = free(default=Seconds(300.0), ge=0)
-    """Time without a step, or progress of a save or an evaluation, after which workers count as hung and are restarted; at
-    least 20 usual steps. Before the first step 12 times as long; before the first collective 4 times what earlier groups took,
-    if that is less. If all ranks wait for one rank: 3 usual steps and 10 s; if all wait in a collective: 20 usual steps, at
-    least 30 s. 0 waits forever [s]."""
+    """Longest time without a step, or progress of a save or an evaluation; then the workers count as hung and are restarted. At
+    least 20 typical steps. Before the first step: 12 times as long. Before the first collective: 4 times as long as earlier
+    groups of workers took, if that is less. If all ranks wait for one rank: 3 typical steps and 10 s. If all ranks wait in a
+    collective: 20 typical steps, at least 30 s. 0 waits forever [s]."""
     compare: Seconds = free(default=Seconds(60.0), ge=0)
     """How often the speeds of all workers' devices are compared during training, to report slow devices; 0 never [s]."""
     recheck: Seconds = free(default=Seconds(60.0), ge=0)
     """How often another worker computes a micro-batch of each worker again, to find devices that compute wrong results; takes
     the time of one micro-batch; 0 never [s]."""
     notices: Literal["auto", "aws", "gcp", "azure", "file", "off"] = free(default="auto")
-    """Where each node polls for preemption notices. auto: at the cloud that its firmware names, and in ``notice_file``. A
-    cloud's name: at that cloud, and in the file. file: in the file only. off: nowhere [name]."""
+    """Where each node polls for preemption notices. auto: at the cloud that the firmware names, and in ``notice_file``. aws,
+    gcp or azure: at that cloud, and in ``notice_file``. file: only in ``notice_file``. off: nowhere [name]."""
     notice_file: str = free(default="/tmp/springtide-notice-{uid}")
-    """File on each node into which a hook writes the seconds until the node is lost, as `springtide notice` does. ``{uid}``
-    stands for the user's number, and also for root's, whose notice is for all users; ``{node}`` for the node's id in Ray. A
-    file that another user owns is refused; empty reads none [name]."""
+    """File on each node that announces the node's loss: a hook, or `springtide notice`, writes the seconds until the loss.
+    ``{uid}`` stands for the user's number and for root's, 0, because root announces for all users; ``{node}`` for the node's id
+    in Ray. A file of any other owner is refused. Empty: no file is read [name]."""
     metadata_url: str = free(default="")
-    """URL of the cloud's metadata service; empty is the default address, which all clouds share [url]."""
+    """URL of the cloud's metadata service; empty uses http://169.254.169.254, the default of all clouds [url]."""
     leave_on_rebalance: bool = free(default=False)
     """Whether to leave a node when AWS recommends to rebalance it, before its loss is certain [flag]."""
 
@@ -111,7 +111,7 @@ class ElasticConfig(Section):
         }
 
     @model_validator(mode="after")
-    def _check_env(self) -> ElasticConfig:  # a field validator's error would show all values, secrets too
+    def _check_env(self) -> ElasticConfig:  # a field validator's error would show all values, also secrets
         for name, value in self.env.items():
             field, remedy = f"elastic.env.{name}", "name a variable of NCCL, libfabric, gloo or torch"
             if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):

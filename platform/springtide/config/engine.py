@@ -13,8 +13,8 @@ from springtide.config.section import Section, free
 from springtide.errors import explain, look_up
 
 _BF16_BETA = 0.99
-"""Largest beta with moments in bf16, which has 8 significant bits: a change of less than 1 / 256 of a moment may be rounded
-away."""
+"""Largest beta (decay rate) for moments in bf16. bf16 has 8 significant bits: an update of less than 1 / 256 of a moment may be
+rounded away."""
 
 
 BLOCK_OUTPUTS = ("attention.out.weight", "ffn.down.weight")
@@ -55,7 +55,8 @@ class ModelConfig(Section):
     """Hidden width of the gated feed-forward [features]."""
     base_width: int = Field(0, ge=0)
     """``dim`` of the smaller model on which learning rate and initialisation were tuned. muP (maximal update parametrisation)
-    scales both to this model's width, see ``width_multiplier``. 0: standard parametrisation [features]."""
+    scales learning rate and initialisation to this model's width, see ``width_multiplier``. 0: standard parametrisation
+    [features]."""
     activation: Literal["silu", "gelu"] = "silu"
     """Activation of the gate: SwiGLU, or Gemma's GeGLU with the tanh approximation [name]."""
     qkv_bias: bool = False
@@ -97,8 +98,8 @@ class ModelConfig(Section):
     """Fraction of each head's features that is rotated, the first ones, as in Phi 4 mini [ratio]."""
     rope_scaling: Literal["none", "linear", "llama3", "yarn", "longrope"] = "none"
     """How rotary wavelengths are stretched for longer sequences than in the original training: all by one factor (linear), only
-    the long ones (llama3; yarn, which also sharpens attention), or each by its own (longrope). In a model with global and local
-    layers, only global layers stretch them [name]."""
+    the long wavelengths (llama3; yarn, which also sharpens attention), or each by its own factor (longrope). In a model with
+    global and local layers, only global layers stretch them [name]."""
     rope_factor: float = Field(8.0, ge=1)
     """Factor that wavelengths are stretched by [ratio]."""
     rope_original_length: int = Field(8192, ge=2)
@@ -108,8 +109,8 @@ class ModelConfig(Section):
     rope_long_factors: tuple[float, ...] = ()
     """Factor of each wavelength in rows of more than rope_original_length tokens; for longrope [ratio]."""
     rope_attention_factor: float = Field(0.0, ge=0)
-    """Factor that queries and keys are multiplied by, for longrope and yarn. 0: 1 for longrope; for yarn the value of its paper
-    for rope_factor [ratio]."""
+    """Factor that queries and keys are multiplied by, for longrope and yarn. 0 is the usual factor: 1 for longrope; for yarn
+    0.1 ln(rope_factor) + 1, as in its paper [ratio]."""
     rope_low_freq_factor: float = Field(1.0, gt=0)
     """Wavelengths above rope_original_length divided by this are stretched fully; for llama3 [ratio]."""
     rope_high_freq_factor: float = Field(4.0, gt=0)
@@ -166,8 +167,8 @@ class ModelConfig(Section):
         """Factor that attention scores are multiplied by; None is the usual 1 / sqrt(width of a head) [1].
 
         With ``base_width``, a wider model has as many heads as its base, each of them wider: the scale is 1 / width of a head,
-        times a constant that makes it the usual scale at the base's width. With ``head_dim`` too, the wider model has more
-        heads of the same width, and the usual scale stays.
+        times a constant that makes it the usual scale at the base's width. If ``head_dim`` is set too, the wider model has more
+        heads of the same width, and the scale stays at 1 / sqrt(width of a head).
         """
         if self.score_width:
             return 1.0 / math.sqrt(self.score_width)
@@ -262,28 +263,28 @@ class ParallelConfig(Section):
     """How the model is distributed over the workers, and the types it computes in."""
 
     strategy: Literal["ddp", "zero1", "zero2", "zero3"] = free(default="zero3")
-    """What a worker holds of the model. Between steps: all of it (ddp), else its shard. During a step: whole weights and
-    gradients (ddp, zero1), gradients sharded after each micro-batch (zero2), whole weights of one block at a time (zero3)
-    [name]."""
+    """How the model is sharded. ddp: not at all, each worker holds a copy. Otherwise each worker holds a shard between steps.
+    During a step, zero1 holds whole weights and gradients; zero2 holds whole weights, and shards gradients after each
+    micro-batch; zero3 holds whole weights of one block at a time [name]."""
     shard_workers: int = free(default=0, ge=0)
     """Workers that one copy of the model is sharded over; 0 means all. With more workers there are several copies (HSDP), and
     every world size is a multiple of this [workers]."""
     precision: Literal["fp32", "bf16", "fp16", "fp8", "fp8_rowwise"] = "fp32"
     """Type of weights and activations inside a block; master weights stay fp32. fp16 scales the loss and skips steps that
-    overflow. fp8: bf16, but the blocks' matrix products and the gathering of their weights in 8 bits, scaled per tensor.
-    fp8_rowwise: products in 8 bits, scaled per row and column. Both fp8 need springtide[fp8] and an L4, an H100 or newer
-    [type]."""
+    overflow. fp8: as bf16, but the blocks' matrix products and the gathering of their weights use 8 bits, with one scale per
+    tensor. fp8_rowwise: as fp8, but only the products use 8 bits, with a scale per row and column. Both fp8 types need
+    springtide[fp8] and an L4, an H100 or newer [type]."""
     reduction: Literal["fp32", "fp64"] = free(default="fp32")
-    """Type that gradients are summed in, over micro-batches and workers. With fp64 the sums are exact except in very rare cases
-    and micro-batches never cross lanes (fixed parts of a batch), so a CPU run is bit-equal at any world size; gradients are not
-    sharded [type]."""
+    """Type that gradients are summed in, over micro-batches and workers. With fp64 the sums are exact except in very rare
+    cases, and no micro-batch has rows of two lanes (fixed parts of a batch). So a CPU run has the same bits at any world size.
+    With fp64, gradients are not sharded [type]."""
     recompute: Literal["none", "selective", "full"] = free(default="none")
-    """Activations of a block that backward recomputes: none; all except matrix products and attention (selective); or all
-    except the block's input (full) [name]."""
+    """Activations of a block that the backward pass recomputes: none; all except matrix products and attention (selective); or
+    all except the block's input (full) [name]."""
     offload: Literal["none", "activations", "parameters", "all"] = free(default="none")
-    """What GPUs keep in host memory: block inputs (activations, with ``recompute: full``); shards of weights, gradients and
-    optimizer state, which the CPU then updates (parameters); or both (all). Slower, for models that do not fit otherwise
-    [name]."""
+    """What GPUs keep in host memory. activations: inputs of blocks, which needs ``recompute: full``. parameters: shards of
+    weights, gradients and optimizer state, which the CPU then updates. all: activations and parameters. Slower, for models that
+    do not fit otherwise [name]."""
     compile: bool = free(default=False)
     """Whether blocks are compiled (torch.compile) [flag]."""
     threads: int = free(default=0, ge=0)
@@ -294,12 +295,13 @@ class ParallelConfig(Section):
 
     @property
     def float8(self) -> Literal["", "tensorwise", "rowwise"]:
-        """What each scale of 8-bit matrix products covers, as torchao names it; empty if there are no 8-bit products."""
+        """torchao's name for the scales of 8-bit matrix products: ``tensorwise`` is one per tensor; empty without 8-bit
+        products."""
         return _SCALED.get(self.precision, "")
 
     @property
     def computes_in(self) -> Literal["fp32", "bf16", "fp16"]:
-        """Type of activations, and of gathered weights unless they are gathered in 8 bits."""
+        """Type of activations and of gathered weights. With ``precision: fp8``, weights are gathered in 8 bits instead."""
         return "bf16" if self.precision == "fp8" or self.precision == "fp8_rowwise" else self.precision
 
     @property
@@ -327,7 +329,7 @@ class ParallelConfig(Section):
 
     @property
     def shards(self) -> int:
-        """Workers that one copy of the model is sharded over; 0 means all [workers]."""
+        """Workers that one copy of the model is sharded over: 1 with ``strategy: ddp``, 0 for all workers [workers]."""
         return 1 if self.strategy == "ddp" else self.shard_workers
 
 
@@ -338,9 +340,9 @@ class ParameterGroup(Section):
     """Pattern of parameter names: ``*`` stands for any text, ``?`` for one character, ``[0-3]`` for a digit from 0 to 3
     [name]."""
     lr_scale: float = Field(1.0, gt=0)
-    """Factor of the group's learning rate, and so of its decay per step [ratio]."""
+    """Multiplies the learning rate of the group, and so also its weight decay per step [ratio]."""
     weight_decay: float | None = Field(None, ge=0)
-    """Weight decay of the group's matrices and vectors alike; null keeps the decay that they have without a group [1]."""
+    """Weight decay of the group's matrices and vectors; null keeps optim.weight_decay for matrices, 0 for vectors [1]."""
     frozen: bool = False
     """Whether the group's parameters are frozen: no gradients, and no state in the optimizer [flag]."""
 
@@ -370,8 +372,8 @@ class OptimConfig(Section):
     final_lr_ratio: float = Field(0.1, ge=0, le=1)
     """Final learning rate over peak_lr; 0 decays to zero [ratio]."""
     schedule_begin: Tokens = Tokens(0)
-    """Position of the first step in the schedule. A second stage that continues the first stage's schedule sets it to the
-    tokens of the first stage; 0 starts the schedule anew [tokens]."""
+    """Position of this run's first step in the schedule. A second stage that continues the schedule of a first stage sets it to
+    the tokens that the first stage trained on; 0 begins the schedule anew [tokens]."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of the first and second moments [ratio]."""
     eps: float = Field(1e-8, gt=0)
@@ -382,13 +384,14 @@ class OptimConfig(Section):
     """Learning rate, decay or freezing by pattern of parameter names; the first matching group applies. Example: ``[{match:
     embedding.*, weight_decay: 0}]`` decays no embeddings [table]."""
     ema_half_life: Tokens = Tokens(0)
-    """Half-life of an exponential moving average of the weights, which is part of the state and also evaluated; 0 keeps none
-    [tokens]."""
+    """Half-life of an exponential moving average of the weights. The average is saved with the state and evaluated too; 0 keeps
+    no average [tokens]."""
     clip_norm: float = Field(1.0, ge=0)
     """Gradients are clipped to this global norm; 0 turns clipping off [1]."""
     on_spike: Literal["off", "warn", "skip", "rollback"] = "warn"
-    """Reaction to a spike, a step whose loss or gradient norm is far above earlier ones: off; warn reports it; skip also skips
-    the update; rollback returns to the newest checkpoint before the spike and jumps over its step [name]."""
+    """Reaction to a spike, a step whose loss or gradient norm is far above earlier steps. off: none. warn: report it. skip:
+    report it and skip the update. rollback: return to the newest checkpoint before the spike, and jump over the spike's step
+    [name]."""
     rollback_steps: int = Field(0, ge=0)
     """Steps before a spike that a rollback also jumps over [steps]."""
     spike_deviations: float = Field(12.0, gt=0)

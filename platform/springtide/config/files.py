@@ -27,8 +27,8 @@ from springtide.errors import ConfigError, RunExists, explain, redacted
 RUN_CONFIG = "config.yaml"
 """Name of the resolved config in a run's folder."""
 _BESIDE = {RUN_CONFIG: ("journal", "checkpoints", "leases"), "best.yaml": ("sweep.json",)}
-"""Name of a config that springtide stores -> files and folders, at least one of which is next to it in the folder of a run or a
-sweep."""
+"""Name of a config that springtide writes -> names of files and folders next to it. If one of them exists in the same folder,
+springtide wrote the config there, for a run or a sweep. Otherwise a user wrote it."""
 _MOST_BYTES = 2**20
 """Most bytes of a config file; PyYAML parses about a megabyte in ten seconds."""
 _PROBLEMS_SHOWN = 30
@@ -42,9 +42,9 @@ _MENTIONED = re.compile(r"[a-z_]+\.[a-z_]+(?= = )")
 
 
 def build(data: Any) -> Config:
-    """Return a config from plain data that a user wrote (for stored data see ``build_stored``). ConfigError lists every problem
-    with field, value, limit and remedy. A renamed setting is a problem, and so is a retired setting that is not at its
-    default."""
+    """Return a config from nested dicts and lists that a user wrote; for a stored config see ``build_stored``. ConfigError
+    lists every problem with field, value, limit and remedy. A renamed setting is a problem, and so is a retired setting that is
+    not at its default."""
     if not isinstance(data, dict):
         raise ConfigError(f"a config is a mapping of sections, not {type(data).__name__}")
     data = without_defaults(data)
@@ -59,8 +59,8 @@ def build(data: Any) -> Config:
 
 
 def build_stored(data: Any) -> Config:
-    """Return a config from plain data that is stored in a run, a checkpoint or a sweep. Retired and renamed settings are
-    accepted, see ``config/renames.py``. Raises ConfigError like ``build``."""
+    """Return a config from nested dicts and lists that are stored in a run, a checkpoint or a sweep. Retired and renamed
+    settings are accepted, see ``config/renames.py``. Raises ConfigError like ``build``."""
     return build(current(data))
 
 
@@ -79,9 +79,9 @@ def load_config(path: str | Path, trust_code: bool = False, base: Base | None = 
     """Load a config from a YAML or JSON file.
 
     The ``config.yaml`` in a run's folder and the ``best.yaml`` in a sweep's folder are stored by springtide: retired and
-    renamed settings are accepted, as for ``--resume``. In any other file, also in a copy of a stored one, they are refused,
-    except retired settings at their defaults. The file may name a recipe (``recipe: tiny``), from which all settings that it
-    leaves out are taken.
+    renamed settings are accepted, as for ``--resume``. In any other file, also in a copy of a stored file, retired and renamed
+    settings are refused, except retired settings at their defaults. The file may name a recipe (``recipe: tiny``): all settings
+    that the file leaves out are taken from it.
 
     Args:
         path: the file, such as the ``config.yaml`` of a run.
@@ -90,8 +90,8 @@ def load_config(path: str | Path, trust_code: bool = False, base: Base | None = 
             ``recipe``, which knows only recipes that start from new weights.
 
     Raises:
-        ConfigError: the file cannot be read or is not a valid config; it names code and ``trust_code`` is not set; or it is
-            stored and has a retired setting without which something else would be trained.
+        ConfigError: the file cannot be read or is not a valid config; the file names code and ``trust_code`` is not set; or
+            a stored config has a retired setting that changed the training, which this version cannot do.
 
     Examples:
         >>> st.load_config("runs/mine/config.yaml").run.id
@@ -129,12 +129,12 @@ def parse(text: bytes, name: str = RUN_CONFIG, is_stored: bool = True) -> Config
     """Parse YAML or JSON into a config, the inverse of ``dump``.
 
     Args:
-        text: what a file holds.
+        text: content of a config file.
         name: name of the file, for the error.
         is_stored: whether a run or a sweep stored the text: renamed and retired settings are then accepted, else refused.
 
     Raises:
-        ConfigError: it is not YAML, or not a valid config.
+        ConfigError: ``text`` is not YAML, or not a valid config.
     """
     if not is_stored:
         return _parse_given(text, name)
@@ -161,12 +161,13 @@ def _parse_given(text: bytes, name: str, base: Base | None = None, folder: str =
 
 
 def check_nothing_lost(text: bytes, name: str, unless: str = "") -> None:
-    """Raise ConfigError if a stored config has retired settings without which this version would train something else.
+    """Raise ConfigError if a stored config has retired settings that changed the training. This version would ignore them.
 
     Args:
-        text: what the file holds.
+        text: content of the config file.
         name: name of the file, for the error.
-        unless: option of the command line that trains without the retired settings, for the remedy; empty if there is none.
+        unless: command-line option that trains on without these settings, such as ``--accept-changes``, for the error's remedy;
+            empty if there is none.
     """
     remedy = f"; or pass {unless} to train on without it" if unless else ""
     _check_size(text, name)
@@ -184,7 +185,7 @@ def _on_recipe(data: Any, base: Base | None) -> Any:
     """Return the data of a config file, with settings that it leaves out taken from the recipe that it names."""
     if not isinstance(data, dict):
         return data
-    # YAML reads a section whose lines are all comments as null
+    # YAML reads a section whose lines are all comments as null: make it an empty section
     data = {section: {} if values is None else values for section, values in data.items()}
     if _RECIPE not in data:
         return data
@@ -199,8 +200,8 @@ def _on_recipe(data: Any, base: Base | None) -> Any:
 
 
 def _located(problems: str, name: str, given: Parsed) -> str:
-    """Return problems of a config, one per line, with more context. A field in the file gets file and line. A value that is not
-    in the file gets its origin: the recipe or the defaults."""
+    """Add context to the problems of a config, one per line. A field that is in the file gets the file name and the line
+    number. A value that is not in the file gets its origin: the recipe or the defaults."""
     found = []
     of = f"recipe {given.data[_RECIPE]!r}" if isinstance(given.data, dict) and _RECIPE in given.data else "the defaults"
     for problem in problems.splitlines():
@@ -250,9 +251,9 @@ def changes_the_run(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any,
 
 
 def check_same_run(old: Config, new: Config, accept_changes: bool) -> None:
-    """Raise RunExists, with every difference, if a run of ``old`` would train something else under ``new``, unless
-    ``accept_changes``. Differences in free fields (those that may change at a resume) and in passwords in URLs are ignored, and
-    so is an empty ``shards.dataset`` in ``new``."""
+    """Raise RunExists, which lists every difference, if ``new`` would change what a run that began with ``old`` learns.
+    ``accept_changes``: do not raise. Differences in free fields (those that may change at a resume) and in passwords in URLs
+    are ignored, and so is an empty ``shards.dataset`` in ``new``."""
     changed = {
         name: change
         for name, change in changes_the_run(difference(old, new)).items()
@@ -288,7 +289,7 @@ def nearest(name: str, known: Any) -> str:
 
 
 def describe(error: ValidationError) -> str:
-    """Return pydantic's findings in the form of ``explain``, one per line."""
+    """Return the problems that pydantic found, one per line, each as ``field = value: problem; remedy``."""
     lines, messages = dict[str, None](), collections.defaultdict(list)
     for item in error.errors():
         messages[_field(item["loc"])].append(in_words(item))
@@ -306,7 +307,7 @@ def describe(error: ValidationError) -> str:
             field = fields().get(name)
             remedy = f"it is: {field.description}" if field is not None else "see --help"
             said = ", and ".join(messages[name])
-            is_missing = item["type"] == "missing"  # pydantic's input is then the whole table
+            is_missing = item["type"] == "missing"  # then the input is the whole table: not in the message
             lines[f"{name}: {said}; {remedy}" if is_missing else explain(name, item["input"], said, remedy)] = None
     more = [f"and {len(lines) - _PROBLEMS_SHOWN} more"] if len(lines) > _PROBLEMS_SHOWN else []
     return "\n".join([*lines][:_PROBLEMS_SHOWN] + more)
@@ -379,10 +380,10 @@ _WORDS = {
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """Return one finding of ``ValidationError.errors()`` as the part of a message that follows the value.
+    """Return a finding of pydantic in our words: the part of an error message after the value, such as ``must be at least 1``.
 
     Args:
-        found: the finding, with type, message and context.
+        found: an entry of ``ValidationError.errors()``, with type, message and context.
 
     Examples:
         >>> from springtide.config.files import in_words

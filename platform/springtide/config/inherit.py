@@ -1,7 +1,7 @@
-"""Settings that a run takes from the run whose model it starts from.
+"""Settings that a new run takes from the run whose model it starts from.
 
-The other run may come from a stranger. So only facts about its model are taken, never a place to write to, a host to call, a
-kind of machine or an environment variable.
+The run of the model may come from a stranger. So a new run takes only facts about the model, never a place to write to, a host
+to call, a kind of machine or an environment variable.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def inherited(run: Config) -> Config:
 
 
 def left_behind(run: Config, config: Config) -> dict[str, str]:
-    """Return the settings of ``run`` that a new run with ``config``, which starts from the model of ``run``, does not take
-    over, but that versions up to commit 9c427aee took over.
+    """Return settings of ``run`` that a new run from its model does not take over. Versions up to commit 9c427aee did take them
+    over, so the user is told how to repeat them. ``config``: the config of the new run.
 
     Returns:
         Setting -> a line that names its value and the flag that repeats it. Settings with equal values are skipped.
@@ -91,7 +91,8 @@ def left_behind(run: Config, config: Config) -> dict[str, str]:
 
 
 def is_named(url: str, by: str) -> bool:
-    """Return whether ``url`` is a local path, or on the host (for object stores, in the bucket) of the URL ``by``.
+    """Return whether the user has named the place of ``url``: it is a local path, or on the host of ``by``, a URL that the user
+    typed. For object stores: in the bucket of ``by``.
 
     Examples:
         >>> is_named("s3://mine/data", "s3://mine/runs/a"), is_named("s3://other/data", "s3://mine/runs/a")
@@ -106,5 +107,5 @@ def is_named(url: str, by: str) -> bool:
 
 def _spelled(value: object) -> str:
     """Return a value as the command line accepts it: lists and tables as JSON, which is valid YAML."""
-    is_plain = isinstance(value, str) and value.isprintable()  # a line break from a stranger could forge our output
+    is_plain = isinstance(value, str) and value.isprintable()  # a line break could forge a line of our output
     return str(value) if is_plain else json.dumps(value, allow_nan=False)

@@ -1,12 +1,12 @@
 """Resolve the paths of a config: look up inputs next to the config file and in the current folder, and expand ``$HOME``.
 
-    an input of a config file    in the current folder, or next to the config file; refused if two different files match
-    an input of an option        in the current folder
-    an output, such as run.root  in the current folder
-    $HOME, ${HOME}               as ~; another $NAME is refused, because it would be taken as a literal folder name
+    input named in a config file     in the current folder, or next to the config file; refused if both have a different file
+    input named by a shell option    in the current folder
+    output, such as run.root         in the current folder
+    $HOME or ${HOME} at the start    becomes ~; another $NAME is refused, because it would be taken as a literal folder name
 
-Inputs of ``corpus`` are recorded as they are typed: they are part of a dataset's identity (hash), which should not depend on
-the folder of the config. ``CorpusConfig.path`` returns the path to open.
+Inputs of ``corpus`` are recorded as the user typed them: they are part of a dataset's identity (hash), which should not depend
+on the folder of the config. ``CorpusConfig.path`` returns the path to open.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _INPUTS: dict[str, frozenset[str]] = {
     "objective.anchor": frozenset({L2SP}),
     "train.start_from": frozenset(),
 }
-"""Field that names an input -> values that are not paths. ``*`` stands for every entry of a table or a list."""
+"""Setting that names an input file or folder -> its values that are keywords, not paths, such as ``stdlib``. ``*`` stands for
+every entry of a table or a list."""
 _OUTPUTS = ("run.root", "shards.root", "track.mlflow_uri")
 _CORPUS = "corpus."
 _HOME = re.compile(r"\$(?:HOME\b|\{HOME\})")
@@ -48,11 +49,11 @@ _PATTERN = re.compile(r"[*?\[]")
 
 
 def expand_home(data: Any) -> None:
-    """Replace ``$HOME`` at the beginning of each path in a config by ``~``, in place. Raises ConfigError for any other
-    variable.
+    """Replace ``$HOME`` at the beginning of each path in a config by ``~``, in place. Raises ConfigError for any other variable
+    such as ``$DATA``, unless a file of that name exists.
 
     Args:
-        data: plain data of a config, or a part of it.
+        data: config as nested dicts and lists, or a part of it.
 
     Examples:
         >>> data = {"run": {"root": "$HOME/runs"}}
@@ -70,16 +71,15 @@ def expand_home(data: Any) -> None:
 
 
 def look_beside(data: Any, folder: str) -> dict[str, str]:
-    """Look for the inputs of a config file in the folder of that file. Inputs that exist only in that folder become absolute
-    paths, in place.
+    """Replace each input that exists only in the folder of the config file by its absolute path, in place. Inputs of ``corpus``
+    are not replaced but returned.
 
     Args:
-        data: plain data of the config.
+        data: config as nested dicts and lists.
         folder: the folder of the config file.
 
     Returns:
-        Input of ``corpus`` as typed -> its absolute path, for inputs that exist only in ``folder``. In ``data`` these inputs
-        stay as typed.
+        Input of ``corpus`` as the user typed it -> its absolute path, for inputs that exist only in ``folder``.
 
     Raises:
         ConfigError: an input exists in ``folder`` and in the current folder, as two different files.
@@ -97,11 +97,12 @@ def look_beside(data: Any, folder: str) -> dict[str, str]:
 
 
 def find_input(field: str, typed: str, folder: str) -> str:
-    """Return the path of an input that a file names: absolute if the input exists only in the file's folder, else as typed.
+    """Return the path to open for an input that a config file names. The path is absolute if the input exists only in the
+    file's folder; otherwise it is ``typed``, unchanged.
 
     Args:
         field: name of the setting that holds the path, for the error.
-        typed: a path, a pattern of paths, or a URL, which is returned as it is.
+        typed: a path, a pattern of paths, or a URL; a URL is returned unchanged.
         folder: the folder of the file.
 
     Raises:

@@ -13,22 +13,22 @@ OF_PAIRS = ("dpo", "orpo")
 """Built-in objectives that learn from pairs of answers."""
 _WITHOUT_LABELS = "orpo"
 L2SP = "l2sp"
-"""Value of ``objective.anchor``: the penalty weighs the distance of all weights alike."""
+"""Value of ``objective.anchor`` for a penalty in which the distances of all weights count alike."""
 
 
 class ObjectiveConfig(Section):
     """What is minimised."""
 
     source: str = ""
-    """``distill``, from a teacher or its labels; ``dpo``, from pairs of answers and a reference model's labels; ``orpo``, from
-    pairs alone; or your own function, ``package.module:function``, see ``springtide.model``. Empty: cross-entropy of next
-    tokens [name]."""
+    """``distill`` learns from a teacher or its stored labels; ``dpo`` from pairs of answers and a reference model's labels;
+    ``orpo`` only from pairs of answers. Or your own function, ``package.module:function``, see ``springtide.model``. Empty:
+    cross-entropy of next tokens [name]."""
     labels: str = free(default="")
     """Labels that the objective learns from: a model's log-probabilities for each row of shards.dataset, which ``springtide
     data prepare --label-by`` writes [url]."""
     teacher: str = ""
     """Teacher for distill that runs in each step, in place of stored labels: a checkpoint, or a run's folder for its newest
-    one. Each worker holds all of its weights [url]."""
+    checkpoint. Each worker holds all weights of the teacher [url]."""
     teacher_k: int = Field(64, ge=0)
     """Number of the teacher's most likely ids to learn from at each position; 0 is all ids [ids]."""
     cross_entropy: float = Field(0.0, ge=0, lt=1)
@@ -36,11 +36,12 @@ class ObjectiveConfig(Section):
     beta: float = Field(0.1, gt=0)
     """DPO's beta; in ORPO the weight of the odds-ratio term, where the cross-entropy of the chosen answer has weight 1 [1]."""
     anchor: str = ""
-    """Penalty for the distance from the weights that the run starts from, so that it forgets less. ``l2sp``: all weights alike;
-    the URL of a Fisher (``springtide train --fisher-tokens``): each weight by its importance (EWC). Empty: no penalty [url]."""
+    """Penalty for the distance from the weights that the run starts from, so that the model forgets less. ``l2sp``: all weights
+    count alike. The URL of a Fisher information (``springtide train --fisher-tokens``): each weight counts by its importance
+    (EWC). Empty: no penalty [url]."""
     anchor_weight: float = Field(1.0, gt=0)
-    """Weight of the squared distance from the first weights in the loss per token. With a Fisher (importance of each weight,
-    measured on some text), 1 counts that text as much as the new text [1]."""
+    """Weight, in the loss per token, of the squared distance from the weights that the run starts from. With a Fisher
+    information (importance of each weight, measured on some text), 1 counts that text as much as the new text [1]."""
 
     @property
     def code(self) -> str:

@@ -19,11 +19,11 @@ _REMEDY = "write such as 'hours 22-6, battery 30, temperature 80', each at most 
 
 
 class OnlyWhen(NamedTuple):
-    """Conditions under which a run trains. All must hold; None for a condition that is not set."""
+    """Conditions under which a run trains. All conditions must hold; a condition that is None is not checked."""
 
     hours: tuple[int, int] | None = None
-    """Train from the first to the second full hour of the day, by the machine's clock; through midnight if the second is
-    smaller."""
+    """Full hours, by the machine's clock, from which and until which to train. If the second is smaller, as in (22, 6), the
+    time goes through midnight."""
     battery: int | None = None
     """Lowest charge at which to train, unless the machine is plugged in [%]."""
     temperature: int | None = None
@@ -31,7 +31,7 @@ class OnlyWhen(NamedTuple):
 
 
 def only_when(text: str) -> OnlyWhen:
-    """Return the conditions in ``text``; ValueError if it cannot be read.
+    """Parse the conditions in ``text``; ValueError if it cannot be parsed.
 
     Examples:
         >>> only_when("hours 22-6, battery 30")
@@ -42,16 +42,16 @@ def only_when(text: str) -> OnlyWhen:
         name = part.split()[0]
         read = _FORMS[name].fullmatch(part) if name in _FORMS and name not in found else None
         if read is None:
-            raise ValueError(explain(_FIELD, text, f"{part!r} is no condition, or a second one of its kind", _REMEDY))
+            raise ValueError(explain(_FIELD, text, f"{part!r} is not a condition, or repeats one", _REMEDY))
         found[name] = tuple(map(int, read.groups()))
     begin, end = found.get("hours", (0, 1))
     if begin == end or max(begin, end) > 24:
-        raise ValueError(explain(_FIELD, text, "hours are from one full hour, 0 to 24, to another", _REMEDY))
+        raise ValueError(explain(_FIELD, text, "hours must be two different full hours, 0 to 24", _REMEDY))
     (battery,), (temperature,) = found.get("battery", (None,)), found.get("temperature", (None,))
     if battery is not None and not 0 < battery <= 95:
-        raise ValueError(explain(_FIELD, text, "a battery is to hold 1 to 95 %", _REMEDY))
+        raise ValueError(explain(_FIELD, text, "battery must be 1 to 95 %", _REMEDY))
     if temperature is not None and not 30 <= temperature <= 120:
-        raise ValueError(explain(_FIELD, text, "a temperature is 30 to 120 degrees Celsius", _REMEDY))
+        raise ValueError(explain(_FIELD, text, "temperature must be 30 to 120 degrees Celsius", _REMEDY))
     return OnlyWhen((begin, end) if "hours" in found else None, battery, temperature)
 
 
@@ -61,4 +61,4 @@ def _checked(text: str) -> str:
 
 
 OnlyWhenText = Annotated[str, AfterValidator(_checked)]
-"""A text of conditions, checked with ``only_when``."""
+"""Type of a setting whose text ``only_when`` can parse, such as ``hours 22-6, battery 30``."""

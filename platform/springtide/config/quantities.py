@@ -74,7 +74,7 @@ class Seconds(_Amount, float):
 
     unit = "seconds"
     suffixes = _TIME
-    most = 3650 * 86400.0  # timers overflow at 9e9 s, and waits are up to 12 x ``elastic.hang``
+    most = 3650 * 86400.0  # timers overflow at 9e9 s, and the longest wait is 12 x ``elastic.hang``
 
 
 class Flops(_Amount, float):
@@ -105,7 +105,7 @@ class Until(str):
                 value = datetime.datetime.fromisoformat(value.strip())
             except ValueError:
                 raise ValueError("is not a time such as 2026-12-01T08:00Z") from None
-        if isinstance(value, datetime.datetime):  # YAML already parsed the time
+        if isinstance(value, datetime.datetime):  # also if YAML parsed the value as a time
             if value.tzinfo is None:
                 raise ValueError("has no offset from UTC; write 2026-12-01T08:00Z or 2026-12-01T09:00+01:00")
             return cls(value.isoformat())

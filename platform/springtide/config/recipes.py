@@ -22,7 +22,7 @@ from springtide.config.schema import CheckpointConfig, Config, TrainConfig
 from springtide.errors import ConfigError, explain
 
 _EVAL = Tokens(2**20)
-"""Held-out tokens of the recipes for GPUs: an evaluation takes less time than two steps [tokens]."""
+"""Held-out tokens that the recipes for GPUs evaluate on. An evaluation takes less time than two steps [tokens]."""
 
 
 def demo() -> Config:
@@ -31,7 +31,7 @@ def demo() -> Config:
         model=ModelConfig(num_layers=4, dim=256, num_heads=4, num_kv_heads=2, ffn_dim=688, max_sequence_length=256),
         shards=ShardsConfig(sequence_length=128, heldout_fraction=0.04),
         stream=StreamConfig(global_batch=8, lanes=4),
-        # bit-equal at any number of workers: a resize leaves no trace in the loss
+        # fp64 sums have the same bits at any number of workers: a resize does not change the loss
         parallel=ParallelConfig(reduction="fp64", strategy="zero1"),
         optim=OptimConfig(peak_lr=3e-3, warmup=Tokens(40_000), final_lr_ratio=0.05),
         train=TrainConfig(total=Tokens(135 * 8 * 128), micro_batch=4, eval_tokens=Tokens(256 * 128)),
@@ -47,7 +47,7 @@ def tiny() -> Config:
             "corpus": {"tokenizer": "bytes", "max_files": 40},
             "model": {"num_layers": 2, "dim": 64, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 160},
             "shards": {"sequence_length": 64, "rows_per_group": 64, "groups_per_shard": 8, "heldout_fraction": 0.1},
-            "stream": {"global_batch": 12, "max_epochs": 100},  # for experiments: longer runs repeat the small corpus
+            "stream": {"global_batch": 12, "max_epochs": 100},  # longer experiments read the small corpus often
             "optim": {"warmup": 12 * 64 * 10},
             "train": {"total": 12 * 64 * 60, "eval_tokens": 16 * 64, "sample_tokens": 32},
             "checkpoint": {"every_steps": 20, "when_busy": "queue"},
@@ -95,7 +95,7 @@ def llama3_70b() -> Config:
         total=1_400_000_000_000,
         length=8192,
         most=256,
-        recompute="full",  # selective keeps the results of matrix products, 1.5 GB per block: 121 GB in 80 blocks
+        recompute="full",  # selective keeps matrix products, 1.5 GB per block: too much, 121 GB in 80 blocks
     )
 
 
@@ -299,12 +299,12 @@ def sft(run: Config, start_from: str) -> Config:
 
     Args:
         run: settings of the model's run, as ``import_model`` or training wrote them.
-        start_from: that run's folder, or one of its checkpoints.
+        start_from: folder of the model's run, or one of its checkpoints.
 
     Returns:
         The run's model, tokenizer, length of rows and precision (``inherit.INHERITED``), with a low learning rate (Touvron et
         al., "Llama 2", 2023, section 3.1: 2e-5). You must set ``corpus.source``, and ``corpus.chat_template`` if the run has
-        none: ``model`` is an imported model's template, which the command line takes by default.
+        none. The value ``model`` is an imported model's own template; the command line takes it by default.
 
     Examples:
         >>> found = st.recipes.sft(st.open_run("runs/mine").config, "runs/mine")
@@ -319,11 +319,11 @@ def lora(run: Config, start_from: str) -> Config:
 
     Args:
         run: settings of the model's run, as ``import_model`` or training wrote them.
-        start_from: that run's folder, or one of its checkpoints.
+        start_from: folder of the model's run, or one of its checkpoints.
 
     Returns:
-        As ``sft``, with rank 16 and ten times the learning rate, which a low rank needs (Schulman et al., "LoRA Without
-        Regret", 2025). If the model already has an adapter, that adapter is trained further.
+        Settings as from ``sft``, but with rank 16 and ten times its learning rate, which a low rank needs (Schulman et al.,
+        "LoRA Without Regret", 2025). If the model already has an adapter, that adapter is trained further.
 
     Examples:
         >>> found = st.recipes.lora(st.open_run("runs/mine").config, "runs/mine")
@@ -341,11 +341,12 @@ def grow(run: Config, start_from: str) -> Config:
 
     Args:
         run: settings of the model's run, as ``import_model`` or training wrote them.
-        start_from: that run's folder, or one of its checkpoints.
+        start_from: folder of the model's run, or one of its checkpoints.
 
     Returns:
-        As ``sft``, with a new block after every four (``train.new_blocks``), all else frozen (``optim.groups``), and ten times
-        the learning rate. For another number of new blocks, ``new_blocks_of`` returns their indexes.
+        Settings as from ``sft``, but with a new block after every four (``train.new_blocks``), all other weights frozen
+        (``optim.groups``), and ten times the learning rate. For another number of new blocks, ``new_blocks_of`` returns their
+        indexes.
 
     Examples:
         >>> found = st.recipes.grow(st.open_run("runs/mine").config, "runs/mine")
@@ -376,11 +377,12 @@ def dpo(run: Config, start_from: str) -> Config:
 
     Args:
         run: settings of the model's run, as ``import_model`` or training wrote them.
-        start_from: that run's folder, or one of its checkpoints.
+        start_from: folder of the model's run, or one of its checkpoints.
 
     Returns:
-        As ``sft``, with direct preference optimization at a learning rate of 1e-6 (Rafailov et al., 2023, appendix B).
-        You must also set ``objective.labels``, the reference's log-probabilities; ``objective.source: orpo`` needs none.
+        Settings as from ``sft``, but with direct preference optimization at a learning rate of 1e-6 (Rafailov et al., 2023,
+        appendix B). You must also set ``objective.labels``, the reference's log-probabilities; ``objective.source: orpo`` needs
+        no labels.
 
     Examples:
         >>> found = st.recipes.dpo(st.open_run("runs/mine").config, "runs/mine")
@@ -395,10 +397,10 @@ def distill(run: Config, start_from: str) -> Config:
 
     Args:
         run: settings of the student's run, as ``import_model`` or training wrote them.
-        start_from: that run's folder, or one of its checkpoints.
+        start_from: folder of the model's run, or one of its checkpoints.
 
     Returns:
-        The run's model, tokenizer, rows and precision, with a third of its learning rate. You must name the text
+        The student's model, tokenizer, rows and precision, with a third of the learning rate of its run. You must name the text
         (``corpus.source`` or ``shards.dataset``) and the teacher (``objective.teacher``, or its labels in
         ``objective.labels``).
 
@@ -416,7 +418,7 @@ def continued(run: Config, start_from: str, named: Sequence[str] = ()) -> Config
 
     Args:
         run: settings of the model's run, which names its dataset.
-        start_from: that run's folder, or one of its checkpoints.
+        start_from: folder of the model's run, or one of its checkpoints.
         named: more URLs that the user typed. ``run`` may come from a stranger, so its datasets must be local, or on the host of
             one of these URLs or of ``start_from``.
 
@@ -462,7 +464,7 @@ FINE_TUNING: dict[str, Callable[[Config, str], Config]] = {
 
 def _tuned(run: Config, start_from: str, peak_lr: float) -> Config:
     """Return the settings that all fine-tuning recipes share: facts about the model of ``run`` (``config/inherit.py``), and a
-    learning-rate schedule."""
+    cosine schedule that begins at ``peak_lr``, without warm-up."""
     optim = {"peak_lr": peak_lr, "warmup": 0, "schedule": "cosine", "weight_decay": 0.0}
     changes = {"train.start_from": start_from, "train.start_with": "weights", "train.sample_tokens": 0}
     changes |= {f"optim.{name}": value for name, value in optim.items()}

@@ -1,11 +1,15 @@
-"""Retired and renamed settings and commands, and the answer to a user who gives one: the one table.
+"""Retired and renamed settings and commands, and what to use instead. The code has no other list of them.
 
-In a config that a user gives now, such a setting is an error that names its replacement (``refused``); only a retired setting
-at its default is dropped (``without_defaults``). In a config that springtide stored in a run's folder, a checkpoint or a
-sweep's folder, a renamed setting is read under its new name, and a retired one is dropped (``current``). So every command opens
-such a run. Only resuming its training is refused, and only if a retired setting changed the training and was not at its default
-(``lost``). The identity of a run is a hash over the old names (``as_hashed``). docs/decisions/renames.md lists these names for
-people.
+What happens to such a setting depends on who wrote the config:
+
+- A user: the setting is an error that names its replacement (``refused``). Only a retired setting at its default is dropped
+  without an error (``without_defaults``).
+- An earlier version of springtide, into the folder of a run or a sweep or into a checkpoint: a renamed setting is read under
+  its new name, and a retired setting is dropped (``current``). So every command opens such a run. Only resuming its training is
+  refused, and only if a retired setting changed the training and was not at its default (``lost``).
+
+The identity of a run is a hash over the old names (``as_hashed``), so that a rename does not change it.
+docs/decisions/renames.md lists these names for people.
 
 Names are dotted: ``section.field``. In the name of a setting inside a table, ``*`` stands for every entry of the table or list,
 as in ``corpus.sources.*.field``.
@@ -26,16 +30,17 @@ class Retired:
     """A setting that no longer exists."""
 
     default: Any
-    """Default of the setting: a run with this value trains as this version does. Written as in config.yaml: a list, not a
-    tuple."""
+    """Default that the setting had: a run with this value trains the same under this version. Written as in config.yaml: a
+    list, not a tuple."""
     instead: str
     """What to use instead: the remedy of the error, such as ``prepare the new text, then resume with it in stream.mixture``."""
     changes_training: bool = False
-    """Whether a value other than the default changed what was learned: a run with such a value cannot be resumed by this
-    version. Never set it for ``model``: a command that evaluates or exports the run would build another model, without an
-    error."""
+    """True if values other than the default changed what was learned. This version then cannot resume a run with such a value.
+    Never set it for a setting of ``model``: stored configs drop retired settings, so evaluation and export would silently build
+    a different model."""
     is_free: bool = True
-    """Whether the setting was free (it could change at a resume), and so never part of a run's identity."""
+    """Whether the setting was free: it could change at a resume. A run's identity, a hash of settings, never included a free
+    setting."""
 
 
 RETIRED_SETTINGS: dict[str, Retired] = {
@@ -51,7 +56,7 @@ RETIRED_SETTINGS: dict[str, Retired] = {
 """Dotted name -> facts about the retired setting."""
 
 RENAMED_SETTINGS: dict[str, str] = {}
-"""Old dotted name -> new dotted name, oldest first. A run's identity is a hash over the old name."""
+"""Old dotted name -> new dotted name, oldest rename first. A run's identity (hash of its settings) still uses the old name."""
 
 ADDED_SETTINGS: dict[str, Any] = {
     "model.rope_short_factors": [],
@@ -59,8 +64,9 @@ ADDED_SETTINGS: dict[str, Any] = {
     "model.rope_attention_factor": 0.0,
     "train.parts": "",
 }
-"""Settings that are not free (they may not change at a resume) and were added after commit 0ba2dd87: dotted name -> the value,
-as in a config.yaml, with which training is the same as before. A run's identity leaves out a setting with this value."""
+"""Settings that were added after commit 0ba2dd87 and may not change at a resume: dotted name -> neutral value, as in a
+config.yaml. With its neutral value, a setting trains as if it did not exist. A run's identity (hash of its settings) leaves
+such a setting out, so that older runs keep their identity."""
 
 RETIRED_COMMANDS: dict[str, str] = {
     "model serve": "springtide model export --to hf, then transformers serve or vLLM: docs/how-to/serve.md",
@@ -97,7 +103,7 @@ def current(stored: Any) -> Any:
     """Return a config that an earlier version stored, under today's names and without retired settings.
 
     Args:
-        stored: plain data of a config; anything else is returned as it is.
+        stored: config as nested dicts and lists; a value that is not a dict is returned unchanged.
 
     Examples:
         >>> current({"run": {"id": "mine"}})
@@ -109,11 +115,11 @@ def current(stored: Any) -> Any:
 
 
 def without_defaults(given: Any) -> Any:
-    """Return a config that a user wrote, without retired settings at their defaults, which do not change training. So a copy of
-    a run's config.yaml, which has every setting, stays valid.
+    """Return a user's config without the retired settings that are at their defaults. Dropping them does not change training.
+    It keeps a copy of a run's config.yaml valid, which lists every setting.
 
     Args:
-        given: plain data of a config; anything else is returned as it is.
+        given: config as nested dicts and lists; a value that is not a dict is returned unchanged.
 
     Examples:
         >>> without_defaults({"optim": {"momentum": 0.95, "peak_lr": 0.001}})
@@ -125,13 +131,13 @@ def without_defaults(given: Any) -> Any:
 
 
 def _without_retired(data: dict[str, Any], before: dict[str, Any], at_default: bool) -> dict[str, Any]:
-    """Remove the retired settings from ``data``, a changed copy of ``before``. ``at_default``: remove only those that are at
-    their defaults."""
+    """Return ``data`` without retired settings, and without sections that became empty. ``before``: the config before any
+    change; ``at_default``: remove only the retired settings that are at their defaults."""
     for name, was in RETIRED_SETTINGS.items():
         for _, table, key in list(_places(data, name)):
             if not at_default or table[key] == was.default:
                 del table[key]
-    # drop a section that lost all its fields: this version may not have such a section
+    # drop a section that lost all its fields: if this version has no such section, an empty one would be an error
     return {section: fields for section, fields in data.items() if fields or not before.get(section)}
 
 
@@ -139,7 +145,7 @@ def refused(given: Any) -> list[str]:
     """Return an error message for each retired or renamed setting in a config that a user wrote.
 
     Args:
-        given: plain data of a config.
+        given: config as nested dicts and lists.
     """
     return [
         explain(path, table[key], *found)
@@ -150,11 +156,11 @@ def refused(given: Any) -> list[str]:
 
 
 def lost(stored: Any) -> list[str]:
-    """Return an error message for each retired setting in a stored config that changed the training and is not at its default.
-    Without such a setting, this version would train something else.
+    """Return an error message for each retired setting that prevents resuming a stored run. Such a setting changed the training
+    and is not at its default. This version would ignore the setting and train something else.
 
     Args:
-        stored: plain data of a config, as an earlier version wrote it.
+        stored: config as nested dicts and lists, as an earlier version wrote it.
     """
     data = _renamed(stored)
     return [
@@ -190,11 +196,12 @@ def newest_name(name: str) -> str:
 
 
 def as_hashed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings in the form that they had at commit 0ba2dd87: the identity of a run is a hash of this form. They have
-    their oldest names, retired settings are at their defaults, and added settings are left out if their value changes nothing.
+    """Return settings in the form that they had at commit 0ba2dd87. The identity of a run is a hash of this form. Renamed
+    settings get their oldest names. Retired settings that were part of the identity are set to their defaults. Settings added
+    since are left out if their value does not change training.
 
     Args:
-        settings: section -> field -> plain value, for the fields that are not free.
+        settings: section -> field -> plain value, for the fields that are not free (that must not change at a resume).
 
     Examples:
         >>> as_hashed({"optim": {"peak_lr": 0.001}})["optim"]["peak_lr"]
@@ -244,7 +251,8 @@ def _renamed(stored: Any) -> Any:
 
 
 def _tables(data: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (path, table) for each table in ``data`` at ``path``, in which ``*`` stands for every entry."""
+    """Yield (path, table) for each table (dict) in ``data`` at the dotted ``path``; a ``*`` in it matches every entry of a
+    table or list."""
     found = [("", data)]
     for part in path.split("."):
         found = [
@@ -270,8 +278,8 @@ def _places(data: Any, name: str) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def _put(data: dict[str, Any], name: str, beside: dict[str, Any], value: Any) -> None:
-    """Set the setting ``name`` to ``value``, unless it already has a value. A name with ``*`` is set in the table ``beside``,
-    which held the old setting; any other name in its section of ``data``."""
+    """Set the setting ``name`` to ``value`` if it has no value yet. ``beside``: the table that held the old name. A name with
+    ``*`` is set in ``beside``, any other name in its section of ``data``."""
     section, _, key = name.rpartition(".")
     table = beside if "*" in section else data.setdefault(section, {})
     if isinstance(table, dict):

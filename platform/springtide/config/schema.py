@@ -1,8 +1,9 @@
 """The whole config: one frozen section per package. Every field has a doc line that ends with its unit in brackets.
 
-Fields marked *free* may differ when a run is resumed: they change where and how fast it trains, never what it learns.
-Fields marked *ahead* may differ too, for steps that are not trained yet; the identity (hash) of the order of batches protects
-the trained steps. All other fields are the run's identity.
+Fields marked *free* may change when a run is resumed: they decide where and how fast it trains, never what it learns.
+Fields marked *ahead* may change too, but only for steps that are not trained yet. A hash of the order of batches detects
+changes to trained steps. All other fields form the run's identity: a resume with other values is refused, unless the user
+accepts the change.
 """
 
 from __future__ import annotations
@@ -35,40 +36,42 @@ class TrainConfig(Section):
     """Tokens to train on; the last step may go past it [tokens]."""
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = free(default=8)
     """Rows that a worker computes at once; does not change the gradient. ``auto`` takes the largest power of two that is
-    predicted to fit the cluster's devices, with ``elastic.min_workers`` and with ``elastic.max_workers`` [rows]."""
+    predicted to fit the cluster's devices, both with ``elastic.min_workers`` and with ``elastic.max_workers`` workers
+    [rows]."""
     profile: int = free(default=0, ge=0)
-    """Number of steps that rank 0 profiles, after the first three of a worker group; 0 profiles none [steps]."""
+    """Number of steps that rank 0 profiles, after the first three since a (re)start of the workers; 0 profiles none [steps]."""
     metrics: tuple[Literal["largest_logit", "noise_scale"], ...] = free(default=())
     """Extra metrics to report with each step, at a small cost: the largest logit, which grows before training diverges; and the
     gradient noise scale, the batch size beyond which larger batches save few steps [name]."""
     seed: int = Field(0, ge=0)
-    """Seed of random draws in training, such as dropout; each step and worker derives its own [1]."""
+    """Seed of random draws in training, such as dropout; each step and worker derives its own seed from this one [1]."""
     start_from: str = ""
     """Checkpoint of another run to start from, or the folder of a run for its newest checkpoint; empty starts with new weights
     [url]."""
     start_with: Literal["state", "optimizer", "weights"] = "state"
-    """What to take from ``start_from``. state: all of it, so this run branches off at that step and trains on the rows that
-    follow. optimizer: weights and optimizer state, averaged weights included, at step 0 of other rows with the same vocabulary,
-    as in a second stage with longer rows. weights: only the weights, at step 0 [name]."""
+    """What to take from ``start_from``. state: everything, so this run branches off at that step and trains on the rows that
+    follow. optimizer: weights, averaged weights and optimizer state; this run begins at step 0 of other rows with the same
+    vocabulary, as in a second stage with longer rows. weights: only the weights; this run begins at step 0 [name]."""
     new_blocks: tuple[int, ...] = ()
-    """Numbers, from 0, of this model's blocks that ``start_from``'s model does not have. Each begins as a copy of the block
-    before it with its output matrices zeroed, so that nothing changes at step 0. Needs ``start_with: weights`` [blocks]."""
+    """Numbers, from 0, of this model's blocks that ``start_from``'s model does not have. Each new block begins as a copy of the
+    block before it, with zeroed output matrices, so that the model's outputs at step 0 do not change. Needs ``start_with:
+    weights`` [blocks]."""
     eval_tokens: Tokens = free(default=Tokens(131_072))
     """Held-out tokens to evaluate on before and after training: whole rows, the same number from each held-out set; 0 evaluates
     nothing [tokens]."""
     eval_every: int = free(default=0, ge=0)
     """Steps between evaluations during training; 0 makes none [steps]."""
     eval_async: bool = free(default=False)
-    """Whether evaluations during training run in the background: a separate process evaluates the first checkpoint committed at
-    or after each evaluation step, and skips checkpoints if it is too slow. Otherwise training waits for each evaluation
-    [flag]."""
+    """Whether evaluations during training run in the background. A separate process then evaluates the first checkpoint
+    committed at or after each evaluation step, and skips checkpoints if it is too slow. Otherwise training waits for each
+    evaluation [flag]."""
     eval_gpus: float = free(default=0.0, ge=0)
     """GPUs that the process of ``eval_async`` reserves in Ray; with 0 it computes on the driver's node [gpus]."""
     sample_tokens: int = free(default=96, ge=0)
     """Length of the text generated after training; 0 generates none [tokens]."""
     parts: str = ""
-    """Function that adds your own parts to each step, ``package.module:function``: called with the training loop, it returns
-    one ``springtide.training.Part`` or several; empty for none [name]."""
+    """Function that adds your own code to each step, ``package.module:function``. It is called with the training loop and
+    returns one or several objects of the class ``springtide.training.Part``; empty for none [name]."""
     only_when: OnlyWhenText = free(default="")
     """Conditions under which to train, checked on rank 0's machine. ``hours 22-6, battery 30, temperature 80``: from 22 to 6
     o'clock, at 30 % of charge or plugged in, and below 80 degrees Celsius. Otherwise the run pauses between steps. Empty never
@@ -135,8 +138,8 @@ class TrackConfig(Section):
     spot_price: float = free(default=0.0, ge=0)
     """Price of a worker per hour on nodes whose label ``ray.io/market-type`` is ``spot``, for the report [dollars/h]."""
     listener: str = free(default="")
-    """Function that makes your own listener, ``package.module:function``: the driver on Ray calls it with the run's handle, and
-    calls the listener that it returns with every event, in a thread; empty for none [name]."""
+    """Function that makes your own listener, ``package.module:function``. The driver on Ray calls the function with the run's
+    handle, and then calls the listener that it returns with every event, in a thread. Empty: no listener [name]."""
 
 
 NAME = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$"
@@ -227,8 +230,8 @@ class Config(Section):
 
     @property
     def needs_trust(self) -> dict[str, str]:
-        """Everything in this config that can run code: ``sources``, and the environment variables that are not known to be
-        harmless (``elastic.ALLOWED_ENV``): field -> value."""
+        """Everything in this config that can run code, as field -> value: ``sources``, and environment variables that are not
+        known to be harmless (``elastic.ALLOWED_ENV``)."""
         return self.sources | self.elastic.unlisted_env
 
     @property
@@ -332,8 +335,8 @@ class Config(Section):
     def _optimizer_contradictions(self) -> list[str]:
         found = []
         if self.model.base_width and (self.optim.optimizer != "adamw" or self.optim.source):
-            # muP is derived for AdamW: Muon scales its updates to AdamW's root mean square at every width, LAMB to the weights'
-            # norm
+            # muP's factors are derived for AdamW and do not fit other optimizers: Muon scales its updates to AdamW's root mean
+            # square at every width, LAMB to the weights' norm
             other = "source" if self.optim.source else "optimizer"
             problem = (
                 f"scales AdamW's learning rates; optim.{other} = {getattr(self.optim, other)!r} needs its own scaling"

@@ -1,8 +1,8 @@
-"""Base of every section of the config: frozen, without unknown names, each field documented.
+"""Base class of every section of the config: frozen, rejects unknown names, documents each field.
 
-With its default, a new field must not change training. A new field that is not ``free`` (it may not change when a run is
-resumed) also needs a row in ``ADDED_SETTINGS`` of ``config/renames.py``: without the row, the identity (hash) of every older
-run would change, and ``--resume`` would not find the run.
+When you add a field, its default must train as before. If the field is not ``free`` (free: may change when a run is resumed),
+also add a row to ``ADDED_SETTINGS`` of ``config/renames.py``. Without the row, the identity (hash) of every older run would
+change, and ``--resume`` would not find the run.
 """
 
 from __future__ import annotations

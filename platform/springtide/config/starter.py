@@ -11,7 +11,7 @@ from springtide.config.recipes import tiny
 from springtide.config.schema import Config
 
 _ALSO = ("corpus.max_files", "stream.max_epochs", "model.num_kv_heads", "model.ffn_dim")
-"""Settings that the recipe tiny changes, and that a user's own text or model needs otherwise."""
+"""Settings to write besides ``USUAL``: the recipe tiny changes them, and a user's own text or model needs other values."""
 _HEAD = """\
 # A config of springtide. It trains as it is, in seconds:
 #   springtide train {name} --dry-run    # decides everything, trains nothing

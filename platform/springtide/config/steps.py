@@ -1,7 +1,7 @@
-"""The two numbers of a step, as types: the count of steps done, and the index of a step in the order of batches.
+"""Two types for the number of a step: the count of steps done, and the index of a step in the order of batches.
 
-A count lies between the step of the order that was trained last and the one that is trained next. Here step 2 is skipped. When
-2 steps are done, these are steps 0 and 1, and step 3 is next:
+They differ after a skipped step. In this example, step 2 of the order is skipped. When 2 steps are done, these are steps 0
+and 1 of the order, and the next step of the order is 3:
 
     order step        0     1  skipped  3     4
     steps done     0     1         2       3     4
@@ -12,9 +12,10 @@ A count lies between the step of the order that was trained last and the one tha
     >>> step_before(StepsDone(3), skipped), step_after(StepsDone(3), skipped)
     (3, 4)
 
-The step of an event, a checkpoint or the training state is a count. It equals the index of the last trained step in the order,
-plus one, minus the number of steps skipped before. A rollback lowers the count and adds skipped steps, so the same count then
-lies further on in the order. A branch, which is a run that starts from another run's state, continues the count of that run.
+The step of an event, a checkpoint or the training state is a count of steps done. The count equals the index of the last
+trained step in the order, plus one, minus the number of skipped steps before it. A rollback lowers the count and adds skipped
+steps; afterwards the same count belongs to a later step of the order. A branch is a run that starts from another run's state,
+and continues the count of that run.
 """
 
 from __future__ import annotations

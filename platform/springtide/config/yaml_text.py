@@ -25,7 +25,7 @@ Path = tuple[int | str, ...]
 """Keys and indexes from the top of a file to a value."""
 
 _MOST_DEPTH = 200
-"""Most brackets inside each other; a config has three."""
+"""Deepest nesting of brackets that is accepted; a config has three levels."""
 _MOST_PAIRS = 10_000
 """Most entries of one mapping after YAML's merge key ``<<`` is expanded in it."""
 _MOST_PROBLEMS = 30
@@ -40,7 +40,7 @@ _NULL = f"{_TAG}null"
 _WORDS = {f"{_TAG}int": "number", f"{_TAG}float": "number", f"{_TAG}bool": "flag", f"{_TAG}timestamp": "date"}
 """Tag of an unquoted value that is not text -> the kind of value that YAML reads."""
 _MOST_PARTS = 8
-"""Most commas in a number that are recognised, and most colons of a number in base 60."""
+"""Most commas in a number, as in ``1,000``, that are recognised; also most colons of a number in base 60, as in ``1:30``."""
 _PART_OF_NUMBER = re.compile(r"\d[\d_]*\.?\d*(?:e[+-]?\d+)?[A-Za-z]*")
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+[A-Za-z]*")
 
@@ -50,7 +50,7 @@ class Parsed:
     """Data and line numbers of a file."""
 
     data: Any
-    """Plain data."""
+    """Content of the file as nested dicts, lists and plain values."""
     lines: Mapping[Path, int]
     """Path -> line of its value, from 1; a value that an alias repeats has the line of the alias."""
 
@@ -80,7 +80,7 @@ def read_given(text: bytes, name: str, what: str, schema: type[BaseModel]) -> Pa
         Traceback (most recent call last):
         springtide.errors.ConfigError: a.yaml:1: stream.seed = 010: was read as the number 8, in base 8; write it in decimal
     """
-    if not text.startswith((b"\xff\xfe", b"\xfe\xff")):  # PyYAML reads UTF-16 that has a byte order mark
+    if not text.startswith((b"\xff\xfe", b"\xfe\xff")):  # these bytes begin UTF-16, which PyYAML reads
         try:
             text.decode()
         except UnicodeDecodeError as error:
@@ -94,7 +94,7 @@ def read_given(text: bytes, name: str, what: str, schema: type[BaseModel]) -> Pa
             line = error.problem_mark.line + 1
             raise ConfigError(f"{name}:{line}: a tab at line {line}; YAML wants spaces") from None
         raise ConfigError(explain(what, name, f"is not YAML ({_short(error)})", "fix the file")) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2026-02-30
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(explain(what, name, f"is not YAML ({_short(error)})", "fix the file")) from None
@@ -137,9 +137,9 @@ def read_stored(text: bytes, name: str) -> Any:
 
 
 def check_depth(text: str | bytes) -> None:
-    """Raise RecursionError if brackets, or lists that begin in one line, nest too deeply for YAML. PyYAML's time grows with the
-    square of the depth of brackets: it would take minutes to fail. Without the limit for lists, this process's recursion limit
-    would decide which files are read."""
+    """Raise RecursionError if brackets, or lists that begin in one line (``- - -``), nest deeper than 200. PyYAML's time grows
+    with the square of the depth of brackets: it would take minutes to fail. Without the limit for lists, the recursion limit of
+    this Python process would decide which files are read."""
     depth, characters = 0, text if isinstance(text, str) else text.decode("latin-1")
     if _LISTS.search(characters):
         raise RecursionError(f"lists nest deeper than {_MOST_DEPTH}")
@@ -190,8 +190,9 @@ def _without_tabs(text: bytes) -> bytes:
 
 
 def _parse(text: bytes | str, kind: Any, path: Path, where: Callable[[int], str]) -> Parsed:
-    """Return the data and lines of YAML whose value should be of ``kind``. ``where``: line -> beginning of a problem's text.
-    Raises ConfigError for problems that ``_Reader`` finds, and the errors of PyYAML and ``check_depth``."""
+    """Return the data and lines of YAML whose value should be of ``kind``, an annotation. ``where``: function from a line
+    number to the beginning of an error message. Raises ConfigError for problems that ``_Reader`` finds, and the errors of
+    PyYAML and ``check_depth``."""
     check_depth(text)
     loader = _Loader(text)
     try:
@@ -212,11 +213,11 @@ class _Reader:
 
     def __init__(self, where: Callable[[int], str]) -> None:
         self._where = where
-        self._seen: set[int] = set()  # check each node once: aliases of aliases stand for exponentially many
+        self._seen: set[int] = set()  # check each node once: aliases of aliases would visit it exponentially often
         self.lines: dict[Path, int] = {}
         self.problems: list[str] = []
         self.more = 0
-        """Number of problems that are not in ``problems``."""
+        """Number of problems that were found after ``problems`` was full."""
 
     def check(self, node: yaml.Node, path: Path, kind: Any) -> None:
         """Check ``node`` at ``path``, which should be of ``kind``: an annotation, or None if the type is not known."""
@@ -236,10 +237,10 @@ class _Reader:
         first: dict[str, int] = {}
         parts = 0
         for at, (key, value) in enumerate(node.value):
-            if parts:  # the rest of a number with commas, already reported
+            if parts:  # the rest of a number with commas, which is already reported
                 parts -= 1
                 continue
-            if not isinstance(key, yaml.ScalarNode):  # PyYAML refuses such a key later
+            if not isinstance(key, yaml.ScalarNode):  # a list or table as key: PyYAML refuses it later
                 continue
             here, line = (*path, key.value), key.start_mark.line + 1
             if key.value in first:
@@ -272,7 +273,7 @@ class _Reader:
         self._refuse(path, node.start_mark.line + 1, value)
 
     def _refuse(self, path: Path, line: int, what: str) -> None:
-        if len(self.problems) < _MOST_PROBLEMS:  # redacting every problem of a hostile file takes minutes
+        if len(self.problems) < _MOST_PROBLEMS:  # a limit: redacting all problems of a hostile file takes minutes
             field = ".".join(map(str, path))[:_SHOWN]
             self.problems.append(printable(redacted(f"{self._where(line)}{field}{what}")))
         else:
@@ -280,7 +281,7 @@ class _Reader:
 
 
 def _base(text: str) -> int:
-    """Return the base in which YAML 1.1 reads a number, 8 or 60 for spellings that surprise; else 10."""
+    """Return the base in which YAML 1.1 reads a number: 8 for spellings like ``010``, 60 for ``1:30``, else 10."""
     digits = text.lstrip("+-")
     if ":" in digits:
         return 60
@@ -306,10 +307,10 @@ def _reading(node: yaml.ScalarNode) -> str:
 
 
 def _number_with_commas(pairs: list[tuple[yaml.Node, yaml.Node]], at: int) -> str:
-    """Return the number that begins at pair ``at`` and that commas without a space cut into several pairs; the later pairs have
-    no value. Empty if there is no such number.
+    """Return the number at pair ``at``, joined with the parts that YAML cut off at its commas. Empty if the value of pair
+    ``at`` is not a whole number.
 
-    ``{peak_lr: 3,5e-4}`` is two entries: peak_lr is 3, and 5e-4 has no value.
+    ``{peak_lr: 3,5e-4}`` is two pairs in YAML: peak_lr is 3, and 5e-4 has no value. The result is ``3,5e-4``.
     """
     _, last = pairs[at]
     if not isinstance(last, yaml.ScalarNode) or last.style is not None or not re.fullmatch(r"[-+]?\d+", last.value):

@@ -1,4 +1,5 @@
-"""Raw text -> documents -> token ids. Layer rule: a document's identity is the digest of its text, never its location."""
+"""Turn raw text into documents and token ids. Rule of this package: a document is identified by the hash of its text, never by
+its location."""
 
 from springtide.corpus.chat_template import TEMPLATE_BYTES, ChatTemplate, read_template
 from springtide.corpus.chats import BadChat

@@ -1,11 +1,11 @@
 """Compile and render chat templates in a child process, which has limits of CPU time and memory.
 
     chat_template   Sandbox.render        -> batches of renderings
-    this process    _Renderer.replies     -> a request, one at a time          one child for all templates and threads
+    this process    _Renderer.replies     -> one request at a time             one child for all templates and threads
     its child       template_child.py     -> Jinja's sandbox, a reply for each rendering
 
-A child that has ended is replaced at the next request. Replies are checked, because a template that escapes Jinja's sandbox
-could reply anything.
+If the child has ended, the next request starts a new one. Replies are checked, because a template that escapes Jinja's sandbox
+could send any bytes.
 
 A round trip takes as long as one rendering (about 0.1 ms), so short chats share requests. A request carries the text of its
 template, so a new child needs nothing else. A child caches the last template that it compiled.
@@ -32,23 +32,24 @@ from typing import Any, NamedTuple
 from springtide.corpus.chats import BadChat
 
 CPU_S, _REQUEST_BYTES_PER_CPU_S = 2.0, 16 * 2**20
-"""Limit of CPU time for a rendering [s]. Each 16 MiB of the request add one second."""
+"""Limit of CPU time for a rendering [s]: 2 s, plus one second for each 16 MiB of the request."""
 MEMORY_BYTES, _MEMORY_BYTES_PER_REQUEST_BYTE = 256 * 2**20, 16
-"""Limit of memory for a rendering, in addition to that of Python and Jinja [bytes]. Each byte of the request adds 16, because a
-character may take four bytes, and Jinja makes a few copies."""
+"""Limit of memory for a rendering, in addition to the memory of Python and Jinja [bytes]. Each byte of the request raises the
+limit by 16 bytes, because a character may take four bytes, and Jinja makes a few copies."""
 BEGIN, END, APART = "\ufdd0", "\ufdd1", "\ufdd2"
-"""Marks: BEGIN and END enclose an answer; APART breaks up text that spells a special token. Unicode reserves these characters
-for internal use, so no text has them."""
+"""Mark characters. BEGIN and END enclose an answer. APART is inserted between the characters of a message text that spells a
+special token, so that the text is not read as the token. Unicode reserves these characters for internal use."""
 _MARKS = re.compile(f"[{BEGIN}{END}{APART}]")
 _REPLY_BYTES, _REPLY_BYTES_PER_REQUEST_BYTE = 2**20, 4
-"""Most bytes of a reply with a rendering, as JSON. Each byte of the request adds 4."""
+"""Maximum size of the JSON reply with one rendering [bytes]: 1 MiB, plus 4 bytes for each byte of the request."""
 _BATCH_CHARACTERS, _MESSAGE_CHARACTERS = 2**16, 64
-"""Characters at which a batch of renderings is sent as one request, and characters added for each message."""
+"""Size at which a batch of renderings is sent as one request [characters], and characters counted for each message in addition
+to its text."""
 _SILENCE_S = 300.0
-"""Time without a reply after which a child is killed [s]. By then the child, or the machine, must be suspended: a template that
-loops ends much earlier, by its limit of CPU time."""
+"""Time without a reply after which the child is killed [s]. It protects against a suspended child or machine. A template that
+loops forever ends much earlier, by its limit of CPU time."""
 _END_S = 5.0
-"""Time that a child which has closed its pipes may take to end [s]."""
+"""Time to wait for the end of a child that has closed its pipes, before it is killed [s]."""
 _HEADER, _LENGTH_BYTES = struct.Struct("!QdQQ"), 8
 """Header of a request, and length of the size field that precedes a reply."""
 _PROGRAM = Path(__file__).with_name("template_child.py")
@@ -64,7 +65,7 @@ class Rendering(NamedTuple):
     tools: Sequence[Any] | None = None
     """Tools that the chat may call."""
     prompt: bool = False
-    """Whether to end with the beginning of an answer (``add_generation_prompt``)."""
+    """Whether the rendering ends with the header of the assistant's next answer (``add_generation_prompt``)."""
     marks: bool = False
     """Whether to put BEGIN and END around the content of each ``{% generation %}``."""
 
@@ -74,12 +75,12 @@ class Sandbox:
 
     Raises:
         SyntaxError: the template has the error ``msg`` in the line ``lineno``.
-        BadChat: the template cannot be compiled within the limits.
+        BadChat: the template cannot be compiled within the limits of time and memory.
     """
 
     def __init__(self, text: str) -> None:
         if _MARKS.search(text):
-            raise _syntax_error("it holds U+FDD0, U+FDD1 or U+FDD2, which no text does", 1)
+            raise _syntax_error("it holds U+FDD0, U+FDD1 or U+FDD2, which a text must not hold", 1)
         self._text = text
         [compiled] = _RENDERER.replies(text, [])
         if "syntax" in compiled:
@@ -89,13 +90,13 @@ class Sandbox:
         """Whether the template marks its answers with ``{% generation %}``."""
 
     def render(self, renderings: Iterable[Rendering], variables: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the text of each rendering, in order. ``renderings`` is consumed in batches, ahead of the texts.
+        """Yield the text of each rendering, in order. Reads a whole batch of ``renderings`` before it yields their texts.
 
         Args:
             variables: variables of the template, in addition to those of a rendering.
 
         Raises:
-            BadChat: the template refuses the next chat, fails, or exceeds the limits.
+            BadChat: the template raises an error for the next chat, or exceeds a limit of time or memory.
         """
         for batch in _batches(renderings):
             given = [
@@ -163,7 +164,7 @@ class _Limits(NamedTuple):
 
 
 class _Renderer:
-    """Owner of the child process that renders templates. The child is started at the first request, and again after it has
+    """Starts and owns the child process that renders templates. Starts it at the first request, and again after it has
     ended."""
 
     def __init__(self) -> None:
@@ -171,13 +172,14 @@ class _Renderer:
         self._child: _Child | None = None
 
     def after_fork(self) -> None:
-        """Drop the parent's child in a forked process. Make a new lock, because a thread of the parent may hold the old one."""
+        """Drop, in a forked process, the renderer child of the parent process. Make a new lock, because a thread of the parent
+        may hold the old lock."""
         if self._child is not None:
             self._child.leave()
         self._lock, self._child = threading.Lock(), None
 
     def close(self) -> None:
-        """End the child, even if a thread waits for its reply."""
+        """Kill the child process, even if a thread waits for a reply of the child."""
         if self._child is not None:
             self._child.end()
 
@@ -194,9 +196,9 @@ class _Renderer:
         with self._lock:
             is_fresh = self._child is None
             found, status = self._exchange(data, 1 + len(renderings), limits)
-            # the child ended, but not by the CPU limit: for instance, the kernel killed it when memory was short
+            # the child ended, but not by its limit of CPU time: for example, the kernel killed it when memory was short
             is_lost = status not in (None, -signal.SIGPROF)
-            # earlier renderings may have fragmented the memory of an old child: retry in a fresh one
+            # earlier renderings may have fragmented the memory of an old child: retry once in a new child
             is_short = status is None and "memory" in found[-1] and not is_fresh
             if is_lost or is_short:
                 found, status = self._exchange(data, 1 + len(renderings), limits)
@@ -219,7 +221,7 @@ class _Renderer:
                 found.append(_checked(child.receive(limits.reply_bytes), is_first=not found))
                 if not found[-1].keys() & {"has_marks", "text"}:
                     break
-            is_fit = "memory" not in found[-1]  # after a lack of memory the child's heap is fragmented: end the child
+            is_fit = "memory" not in found[-1]  # a child that ran out of memory has a fragmented heap: end it
         except EOFError:
             return found, child.end(_END_S)
         except TimeoutError:
@@ -228,7 +230,7 @@ class _Renderer:
             found.append(_beyond("made its process reply what is no reply", "do not use it"))
         finally:
             if not is_fit:
-                child.end()  # also after KeyboardInterrupt: the next request must not read the replies to this one
+                child.end()  # also after KeyboardInterrupt: else the next request would read replies to this request
                 self._child = None
         return found, None
 
@@ -264,7 +266,7 @@ class _Child:
             stdout=subprocess.PIPE,
             cwd="/",
             env=child_environment(),
-            start_new_session=True,  # Ctrl-C must not reach the child
+            start_new_session=True,  # Ctrl-C in the terminal must not end the child
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -320,8 +322,7 @@ class _Child:
         return self._process.wait()
 
     def leave(self) -> None:
-        """Close this process's copies of the pipes to a child that belongs to the parent of a fork, and do not wait for the
-        child."""
+        """Close this process's copies of the pipes after a fork, and do not wait for the child: it belongs to the parent."""
         self._close()
         self._process.returncode = 0  # without an exit status, Popen warns that the child still runs
 

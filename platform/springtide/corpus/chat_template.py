@@ -1,12 +1,12 @@
-"""Lay a chat out as tokens, and mark which are predicted: the assistant's contents, each with its end-of-turn token.
+"""Convert a chat to tokens, and mark the predicted ones: the assistant's answers, each with its end-of-turn token.
 
     turns       user: Hi   assistant: Hello
     pieces      [<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n]  [Hello<|im_end|>]  [\\n]
     predicted    no                                                         yes                no
 
-Each piece is tokenised separately, so an answer is predicted from exactly the ids that a prompt ends with when the model is
-used. A special token in the template becomes one id. A special token that is spelled in a message stays plain text, because
-anybody may have written the chat.
+Each piece is tokenised separately. So the ids before an answer equal the ids of the prompt that the model gets when it is used.
+A special token in the template becomes one id. A special token that is spelled in a message stays plain text, because anybody
+may have written the chat.
 """
 
 from __future__ import annotations
@@ -65,24 +65,26 @@ BUILT_IN = {
     "llama3": _layout("'<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n'", "<|eot_id|>"),
     "plain": _PLAIN,
 }
-"""Name -> template. Sources: Qwen's ChatML; Llama 3's model card, without the begin-of-text (``corpus.begin_of_text``).
-``plain`` is for models without special tokens: its turns are marked by plain text, which a message may imitate."""
+"""Name -> template. Sources: Qwen's ChatML; Llama 3's model card, without its begin-of-text token, which
+``corpus.begin_of_text`` adds. ``plain`` is for models without special tokens: plain text marks its turns, and a message may
+contain the same text."""
 TEMPLATE_BYTES = 2**20
-"""Most bytes of a template."""
+"""Maximum size of a template [bytes]."""
 _PROBE = (Turn("user", "Question"), Turn(ANSWERS, "Answer"))
 _TURNS = (*_PROBE, Turn("user", "Next question"), Turn(ANSWERS, "Next answer"))
 _THOUGHT_ENDS = "</think>"
-"""End of the thoughts (reasoning) before an answer. Templates cut off the part of a message up to here."""
+"""Text that ends the thoughts (reasoning) before an answer. Many templates remove the part of a message up to here."""
 _OPENED_THOUGHT = re.compile(r"<think>\s*(</think>\s*)?\Z")
-"""Matches the end of a prompt that makes the model think (an opened thought), or not think (an empty thought)."""
+"""Matches ``<think>`` at the end of a prompt, which makes the model think, or ``<think></think>``, which stops it thinking."""
 _SPECIAL = re.compile(r"<\|[^\s<>|]{1,64}\|>")
 """Matches text that looks like a special token, such as ``<|im_end|>``."""
 _MARK_REMEDY = "put {% generation %} and {% endgeneration %} around the answer in the template"
 
 
 def read_template(name: str, tokenizer: str = "") -> str:
-    """Return the text of the template that ``corpus.chat_template`` names: built in, a file, or for ``model`` the one in the
-    folder of the file ``tokenizer``, the value of ``corpus.tokenizer``. ConfigError if it is missing or does not compile."""
+    """Return the text of the chat template ``name``, the value of ``corpus.chat_template``: a built-in template or a file.
+    ``model`` stands for the template file in the folder of ``tokenizer``, the value of ``corpus.tokenizer``. Raises ConfigError
+    if the template is missing or does not compile."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     tokenizer = os.path.expanduser(tokenizer)
@@ -111,7 +113,7 @@ class ChatTokens(NamedTuple):
     """A chat as tokens."""
 
     ids: np.ndarray
-    """uint32 (tokens,). The end-of-document id is appended unless the template ends with it."""
+    """uint32 (tokens,), ending with the end-of-document id. It is appended if the template does not write it."""
     is_predicted: np.ndarray
     """bool (tokens,): True where the token is predicted, so that the model is trained on it."""
 
@@ -128,15 +130,18 @@ class ChatTemplate:
             name: the value of ``corpus.chat_template``, for errors.
             text: source of the template, in Jinja.
             vocabulary: the tokenizer of the dataset.
-            begin_of_text: the id that the dataset puts before each document. If the template writes it first, it is skipped.
-            may_hold_ends: whether a chat may hold the end-of-document id inside. True if the dataset never cuts documents.
+            begin_of_text: the id that the dataset puts before each document. If a rendered chat begins with this id, the id is
+                removed from the chat, so that it does not occur twice.
+            may_hold_ends: whether the end-of-document id may occur in the middle of a chat. True if the dataset never cuts
+                documents.
 
         Raises:
-            ConfigError: the template does not fit the tokenizer, or cannot lay out a question and an answer.
+            ConfigError: the tokenizer lacks a special token of the template, or the template cannot render a question and an
+                answer.
         """
         self._may_hold_ends = may_hold_ends
         self.thoughts_left = 0
-        """Number of answers laid out so far whose thoughts (reasoning) the template left out."""
+        """Number of answers so far whose thoughts (reasoning) the template left out of the rendered chat."""
         self._name, self._vocabulary, self.begin_of_text = name, vocabulary, begin_of_text
         self._template = _compiled(text, name)
         added = vocabulary.tokenizer.get_added_tokens_decoder().items()
@@ -154,8 +159,8 @@ class ChatTemplate:
         if missing := [token for token in CHAT_TOKENS.get(name, ()) if token not in self._special]:
             raise ConfigError(explain(_FIELD, name, *self._lacks(missing)))
         self._turn_end = self._unwritten_end = ""
-        """Special token that ends an answer in the middle of a chat, and the special token to append to the last answer if the
-        template does not write one there. Empty if there is none."""
+        """Two special tokens. ``_turn_end`` ends an answer in the middle of a chat; empty if the template has no such token.
+        ``_unwritten_end`` is appended to the last answer of a chat; empty if the template writes the token itself."""
         if not self._template.has_marks:
             self._learn_ends()
         try:
@@ -172,14 +177,15 @@ class ChatTemplate:
         """Yield the tokens of each chat, in order.
 
         Raises:
-            BadChat: the template refuses or changes a chat, uses an unknown special token, or has no answer to predict.
+            BadChat: the template raises an error, renders answers differently when they are marked, uses a special token that
+                the tokenizer lacks, or renders no token of an answer.
         """
         planned: list[list[tuple[int | str, bool]]] = []
         try:
             for turns, pieces in zip(chats, self._pieces(chats), strict=True):
                 self.thoughts_left += _thoughts_left(turns, pieces)
                 planned.append([part for piece in pieces for part in self._parts(*piece)])
-        except BadChat:  # first yield the chats before the bad one, so that the caller knows which chat is bad
+        except BadChat:  # first yield the chats before the bad chat: the caller counts them to find the bad chat
             yield from self._encoded(planned)
             raise
         yield from self._encoded(planned)
@@ -194,18 +200,18 @@ class ChatTemplate:
             if len(ids) and ids[0] == self.begin_of_text:
                 ids, flags = ids[1:], flags[1:]
             if not len(ids) or ids[-1] != end:
-                # in a template without special tokens, only the end-of-document id can end the last answer: predict it
+                # in a template without special tokens, only the end-of-document id can end the last answer: train on it
                 is_last = (
                     not self._template.has_marks and bool(flags[-1:].any()) and ids[-1] not in self._special.values()
                 )
                 ids, flags = np.append(ids, np.uint32(end)), np.append(flags, is_last)
             self._check_ends(ids)
             if not flags.any():
-                raise BadChat("the template lays out no token of an answer", _MARK_REMEDY)
+                raise BadChat("the template writes no token of an answer", _MARK_REMEDY)
             yield ChatTokens(ids, flags)
 
     def _check_ends(self, ids: np.ndarray) -> None:
-        """Raise BadChat if the ids of a chat could be read as two documents."""
+        """Raise BadChat if a chat holds the end-of-document id in its middle, so that it could be read as two documents."""
         inside = np.flatnonzero(ids[:-1] == self._vocabulary.end_of_text)
         written = self._variables["eos_token"]
         if len(inside) and not self._may_hold_ends:
@@ -216,10 +222,10 @@ class ChatTemplate:
             raise BadChat(problem, "name another special token as corpus.end_of_text")
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
-        """Return the ids of the prompt that the assistant answers. A begin-of-text that the template writes first is skipped.
+        """Return the ids of the prompt that the assistant answers, without begin-of-text, even if the template writes it.
 
         Raises:
-            BadChat: the template refuses the chat, or uses an unknown special token.
+            BadChat: the template raises an error for the chat, or uses a special token that the tokenizer lacks.
         """
         [text] = self._template.render([self._rendering(turns)._replace(prompt=True)], self._variables)
         parts = [part for part, _ in self._parts(text, False)]
@@ -230,15 +236,17 @@ class ChatTemplate:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Ids of the special tokens that end an answer, in order. Most templates have one; Phi 3 has two, for turn and text."""
+        """Ids of the special tokens that end an answer, in order. Most templates have one. Phi 3 has two: end of turn, end of
+        text."""
         answer = next(text for text, is_answer in self.pieces(_PROBE) if is_answer)
         found = [*self._cut.findall(answer.rpartition(_PROBE[-1].content)[2]), *filter(None, [self._unwritten_end])]
         return tuple(dict.fromkeys(self._special[token] for token in found))
 
     def _learn_ends(self) -> None:
-        """Set ``_turn_end`` to the special token that ends an answer in the middle of a chat, if there is one, and
-        ``_unwritten_end`` too if the template does not write it after the last answer. Leave both empty if the template refuses
-        the test chat."""
+        """Find, by rendering a test chat, the special token that ends an answer in the middle of a chat. Store it as
+        ``_turn_end``. Also store it as ``_unwritten_end`` if the template does not write it after the last answer.
+        ``_turn_end`` and ``_unwritten_end`` stay empty if there is no such token, or if the template raises an error for the
+        test chat."""
         try:
             whole, last = self._template.render(map(self._rendering, (_TURNS, _TURNS[:2])), self._variables)
         except BadChat:
@@ -250,18 +258,18 @@ class ChatTemplate:
                 self._unwritten_end = found[0]
 
     def pieces(self, turns: Sequence[Turn]) -> list[tuple[str, bool]]:
-        """Return the rendered chat as (piece, is an answer); joined, the pieces are the whole rendering. Text that spells a
-        special token has the mark APART between its characters.
+        """Return the rendered chat as a list of (piece of its text, whether the piece is an answer), in order. If a message
+        spells a special token, the mark APART stands between the characters of this text.
 
         Raises:
-            BadChat: as ``lay_out``.
+            BadChat: the template cannot render the chat, as in ``lay_out``.
         """
         [found] = self._pieces([turns])
         return found
 
     def _pieces(self, chats: Sequence[Sequence[Turn]]) -> Iterator[list[tuple[str, bool]]]:
-        """Yield the pieces (text, is an answer) of each chat. One request to the sandbox process renders several chats;
-        ``asked`` holds chats that were requested but not yet yielded."""
+        """Yield for each chat a list of (text, whether the text is an answer). One request to the sandbox process renders
+        several chats; ``asked`` holds the chats whose pieces are not yet yielded."""
         asked: collections.deque[Rendering] = collections.deque()
 
         def renderings() -> Iterator[Rendering]:
@@ -278,7 +286,7 @@ class ChatTemplate:
             found = list(cut)
             if "".join(text for text, _ in found) != whole:
                 raise BadChat(
-                    "the template lays out another chat when answers are marked", "do not let it look at the answer"
+                    "the template writes a different text when answers are marked", "do not let it depend on an answer"
                 )
             rendering = asked.popleft()
             messages = rendering.messages
@@ -289,8 +297,8 @@ class ChatTemplate:
             yield found
 
     def _rendering(self, turns: Sequence[Turn]) -> Rendering:
-        """Return the input of the template for a chat, with the mark APART between the characters of text that spells a special
-        token."""
+        """Return the input of the template for a chat. If a message spells a special token, insert the mark APART between the
+        characters of this text, so that it stays plain text."""
 
         def apart(found: re.Match[str]) -> str:
             return APART + APART.join(found[0]) + APART
@@ -300,9 +308,9 @@ class ChatTemplate:
         return Rendering(messages, tools)
 
     def _of_answers(self, whole: Rendering) -> Iterator[Rendering]:
-        """Yield the further renderings by which the answers in the rendering ``whole`` are found. A template with
-        ``{% generation %}`` needs one: the chat with marks around the answers. Any other template needs two per answer: the
-        chat before the answer, and the chat up to the answer's end."""
+        """Yield more renderings of the chat ``whole``, which show where its answers are. A template with ``{% generation %}``
+        needs one more rendering, with marks around the answers. Any other template needs two per answer: the chat before the
+        answer, and the chat up to the end of the answer."""
         if self._template.has_marks:
             yield whole._replace(marks=True)
             return
@@ -311,7 +319,7 @@ class ChatTemplate:
             yield whole._replace(messages=whole.messages[: number + 1])
 
     def _marked(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield (piece, is an answer) for ``text``, a rendering with the marks BEGIN and END around each answer."""
+        """Yield (piece, whether it is an answer) of ``text``, a rendering with the marks BEGIN and END around each answer."""
         before, *answers = text.split(BEGIN)
         yield before, False
         for answer in answers:
@@ -324,13 +332,14 @@ class ChatTemplate:
     def _grown(
         self, messages: Sequence[Mapping[str, Any]], whole: str, texts: Iterator[str]
     ) -> Iterator[tuple[str, bool]]:
-        """Yield (piece, is an answer) for a template without ``{% generation %}``, which would mark the answers. An answer is
-        the text that the template adds to the prompt of its turn, up to the special token that ends the turn. ``texts``: the
-        renderings that ``_of_answers`` requested.
+        """Yield (piece, whether it is an answer) of the rendering ``whole``, for a template without ``{% generation %}`` marks.
 
-        Some templates render an answer in the middle of a chat differently from the last answer: Qwen 3 leaves out its
-        thoughts, Phi 3 puts the end of text only after the last answer. Such an answer ends at the next ``_turn_end`` after its
-        content.
+        An answer is the text that the template adds after the prompt of the answer, up to the special token that ends the turn.
+        ``texts`` are the renderings that ``_of_answers`` requested: for each answer its prompt, and the chat up to its end.
+
+        Some templates render an answer in the middle of a chat differently from the last answer. Qwen 3 leaves out the thoughts
+        of the answer. Phi 3 writes the end of text only after the last answer. Such an answer in the middle ends at the next
+        ``_turn_end`` after its content.
         """
         done = 0
         for number in _answers(messages):
@@ -354,17 +363,18 @@ class ChatTemplate:
         yield whole[done:], False
 
     def _begin(self, whole: str, prompt: str) -> int | None:
-        """Return the index in ``whole`` at which the answer to ``prompt`` begins, None if ``whole`` does not begin with the
-        prompt. ``<think>`` at the end of a prompt is ignored if ``whole`` has the answer without its thoughts."""
+        """Return the index in the rendered chat ``whole`` at which the answer to ``prompt`` begins, or None if ``whole`` does
+        not begin with the prompt. If ``whole`` shows the answer without its thoughts, ``<think>`` at the end of the prompt is
+        ignored."""
         for known in (prompt, _OPENED_THOUGHT.sub("", prompt)):
             if whole.startswith(known):
                 return len(known)
         return None
 
     def _end(self, whole: str, end: int, begin: int) -> int:
-        """Return the index in ``whole`` at which an answer ends: after the special token at ``end``, the end of its turn. If
-        the turn has no such token, the answer ends after the special token that begins the next turn, as in the templates of
-        GLM."""
+        """Return the index in the rendered chat ``whole`` at which an answer ends. ``begin`` and ``end`` are the bounds of the
+        answer's turn. If the turn ends with a special token, the answer ends after this token. Otherwise the answer includes
+        the special token that begins the next turn, as in the templates of GLM."""
         trimmed = whole[:end].rstrip()
         if len(trimmed) > begin and any(trimmed.endswith(token) for token in self._special):
             return len(trimmed)
@@ -372,7 +382,8 @@ class ChatTemplate:
         return following.end() if following else end
 
     def _parts(self, text: str, is_answer: bool) -> Iterator[tuple[int | str, bool]]:
-        """Yield (id of a special token, or text between special tokens; ``is_answer``) for a piece."""
+        """Split a piece of a chat at its special tokens. Yield pairs: a token's id or the text between tokens, and
+        ``is_answer``."""
         for part in self._cut.split(text):
             if part in self._special:
                 yield self._special[part], is_answer
@@ -383,8 +394,8 @@ class ChatTemplate:
 
 
 def _before_all(texts: Iterator[str]) -> str:
-    """Return the next of ``texts``: the rendered prompt for an answer that is the first message of its chat. Raises BadChat if
-    the template cannot render a chat without messages; most templates cannot."""
+    """Return the next of ``texts``: the prompt of an answer that is the first message of its chat, rendered without messages.
+    Raises BadChat if the template cannot render a chat without messages. Most templates cannot."""
     try:
         return next(texts)
     except BadChat as error:
@@ -393,7 +404,7 @@ def _before_all(texts: Iterator[str]) -> str:
 
 
 def _thoughts_left(turns: Sequence[Turn], pieces: Sequence[tuple[str, bool]]) -> int:
-    """Return how many answers of a chat have thoughts that its rendering leaves out. Many templates show only the thoughts of
+    """Count the answers of a chat whose thoughts (reasoning) the template left out. Many templates show only the thoughts of
     the last answer."""
     tables = [json.loads(turn.more) for turn in turns if turn.role == ANSWERS and turn.more]
     thoughts = [text for one in tables for key in THOUGHTS if isinstance(text := one.get(key), str) and text.strip()]
@@ -404,8 +415,8 @@ def _thoughts_left(turns: Sequence[Turn], pieces: Sequence[tuple[str, bool]]) ->
 
 
 def _check_calls(rendering: Rendering, whole: str, answers: str) -> None:
-    """Raise BadChat if the rendering ``whole`` lacks the chat's tools, or the rendered ``answers`` lack tool calls: the model
-    would be trained on empty answers."""
+    """Raise BadChat if a template left out the tools of a chat, or the tool calls of its answers: the model would be trained on
+    empty answers. ``whole``: the rendered chat; ``answers``: the rendered answers."""
     for names, text, what in (
         (_names(rendering.tools or ()), whole, "the tool"),
         (_names(call for one in rendering.messages for call in one.get("tool_calls") or ()), answers, "the call of"),
@@ -416,7 +427,7 @@ def _check_calls(rendering: Rendering, whole: str, answers: str) -> None:
 
 
 def _names(functions: Iterable[Any]) -> list[str]:
-    """Return the names of functions, given as JSON objects, or as objects under the key ``function``."""
+    """Return the names of tool functions, each given as {"name": ...} or {"function": {"name": ...}}."""
     tables = [one.get("function", one) if isinstance(one, Mapping) else {} for one in functions]
     return [one["name"] for one in tables if isinstance(one, Mapping) and isinstance(one.get("name"), str)]
 

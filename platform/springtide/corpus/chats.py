@@ -1,11 +1,11 @@
-"""Read chats from records: turns of a system, users, tools and the assistant, whose answers are trained on.
+"""Read chats from records: turns (messages) of a system, users, tools and the assistant. Training uses the assistant's turns.
 
 messages                        a list of {role, content}, with tool_calls, reasoning_content and other keys that templates read
 conversations                   like messages, or a list of {from, value}, as in ShareGPT
 prompt, completion              a question and its answer, or the messages of each
 instruction, input, output      a question and its answer; an input, if present, follows the instruction after a blank line
-prompt, chosen, rejected        a preference pair: a question, or the turns before the answers, and two answers
-tools, system                   in addition to any of these: the tools that the chat may call, and the system's first turn
+prompt, chosen, rejected        a preference pair: two answers to one question, or to the same earlier turns
+tools, system                   optional, with any of the above: the tools that the chat may call, and its system turn
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERS = "assistant"
-"""The role whose turns are trained on."""
+"""The role whose turns the model is trained to predict."""
 _OTHER_ROLES = {
     **dict.fromkeys(("human",), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "model", "bot", "function_call"), ANSWERS),
@@ -40,14 +40,14 @@ REFUSED = "chat that the template cannot lay out"
 """Reasons to drop a chat or pair that is malformed."""
 _FIRST = ("system", "developer")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys of the thoughts before an answer. A data set uses one of these keys."""
+"""Keys of a message that may hold the thoughts (reasoning) before an answer. Most data sets use only one of these keys."""
 _READ_BY_TEMPLATES = ("tool_calls", *THOUGHTS, "name", "tool_call_id")
 """Keys of a message, in addition to role and content, that are passed to the template unchanged."""
 _ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
 _NOT_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef]")
 _SHOWN = 60
 _MOST_DEPTH = 32
-"""Deepest nesting of JSON objects and lists in values that are passed to the template."""
+"""Maximum nesting of JSON objects and lists in values that are passed to the template."""
 
 
 class Turn(NamedTuple):
@@ -56,7 +56,8 @@ class Turn(NamedTuple):
     role: str
     content: str
     more: str = ""
-    """JSON object with the other keys that templates read; in a chat's first turn, also the ``tools`` of the chat."""
+    """JSON object with further keys of the message that templates read, such as ``tool_calls``. The first turn of a chat also
+    has the ``tools`` of the chat. Empty if there are no such keys."""
 
 
 class BadChat(Exception):
@@ -83,11 +84,11 @@ def has_chat(names: Collection[str]) -> bool:
 
 
 def turns_of(record: Any, field: str) -> tuple[Turn, ...] | str:
-    """Return the turns of a record, or the reason to drop it because it has nothing to train on.
+    """Return the turns (messages) of a record. If it holds nothing to train on, return the reason to drop it.
 
     Args:
         record: a JSON object, or a row of a table.
-        field: the field that holds the messages; ``text``, the setting's default, stands for ``messages`` and
+        field: the field that holds the messages, from ``corpus.field``. Its default ``text`` stands for ``messages`` or
             ``conversations``.
 
     Raises:
@@ -129,11 +130,12 @@ def turns_of(record: Any, field: str) -> tuple[Turn, ...] | str:
 
 
 Chats = tuple[tuple[Turn, ...], tuple[Turn, ...]]
-"""The chosen and the rejected chat of a preference pair; or an ordinary chat and (), an empty second chat."""
+"""Two chats: the chosen and the rejected chat of a preference pair. For an ordinary chat, the second is empty, ()."""
 
 
 def chats_of(record: Any, field: str) -> Chats | str:
-    """Return the chat or pair of a record, or the reason to drop it. ``field``: as for ``turns_of``. Raises BadChat."""
+    """Return the chat or preference pair of a record, or the reason to drop it if it has nothing to train on. ``field``: name
+    of the field that holds the messages. Raises BadChat if the record is malformed."""
     if isinstance(record, Mapping) and any(record.get(name) is not None for name in (CHOSEN, REJECTED)):
         return pair_of(record)
     turns = turns_of(record, field)
@@ -141,14 +143,16 @@ def chats_of(record: Any, field: str) -> Chats | str:
 
 
 def pair_of(record: Mapping[str, Any]) -> Chats | str:
-    """Return the chosen and the rejected chat of a pair, or the reason to drop it because it has nothing to learn from.
+    """Return the chosen and the rejected chat of a preference pair. If its answers are equal or one is missing, return the
+    reason to drop it.
 
     Args:
-        record: an object with ``chosen`` and ``rejected``, each the text of an answer, its messages, or the messages of a whole
-            chat. ``prompt`` is the text of the question, or the messages before the answers; optional with whole chats.
+        record: an object with ``chosen`` and ``rejected``. Each is the text of an answer, a list with the messages of the
+            answer, or a list with the messages of a whole chat. ``prompt`` is the text of the question, or the list of messages
+            before the answers. It may be missing if ``chosen`` and ``rejected`` are whole chats.
 
     Raises:
-        BadChat: a role or content is wrong, or the answers have different prompts.
+        BadChat: a role or content is wrong, or the two answers have different prompts.
 
     Examples:
         >>> chosen, rejected = pair_of({"prompt": "2 + 2?", "chosen": "4", "rejected": "5"})
@@ -180,7 +184,7 @@ def pair_of(record: Mapping[str, Any]) -> Chats | str:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a JSON value without the keys of objects whose value is null, at any depth."""
+    """Return a JSON value without the object keys whose value is null, at any depth."""
     if isinstance(value, Mapping):
         return {key: without_nulls(one) for key, one in value.items() if one is not None}
     return [without_nulls(one) for one in value] if isinstance(value, list) else value
@@ -204,12 +208,12 @@ def _is_answer(turn: Turn) -> bool:
 
 
 def _with_tools(record: Mapping[str, Any], turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-    """Return the turns with the record's ``system`` text as first turn, if they have none, and its ``tools`` in the first
-    turn."""
+    """Add the record's ``system`` text as the first turn, if ``turns`` do not begin with a system turn. Add its ``tools`` to
+    the first turn. Return the new turns."""
     if turns and record.get(SYSTEM) and turns[0].role not in _FIRST:
         turns = (Turn("system", _text(record, SYSTEM)), *turns)
     tools = record.get(TOOLS)
-    if isinstance(tools, str) and tools.strip():  # tables store tools as JSON text: keys differ between rows
+    if isinstance(tools, str) and tools.strip():  # tables store tools as JSON text: their keys differ between rows
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError):
@@ -223,7 +227,8 @@ def _with_tools(record: Mapping[str, Any], turns: tuple[Turn, ...]) -> tuple[Tur
 
 
 def _said(record: Mapping[str, Any], name: str, role: str) -> tuple[Turn, ...]:
-    """Return the turns in a field of a record: one per message of a list, or for a text one turn of ``role``."""
+    """Return the turns in the field ``name`` of a record. A list gives one turn per message, a text gives one turn of
+    ``role``."""
     value = record.get(name)
     if isinstance(value, list):
         return tuple(_turn(number, message, f"{name}: ") for number, message in enumerate(value))
@@ -251,7 +256,7 @@ def _turn(number: int, message: Any, of: str = "") -> Turn:
         raise BadChat(f"{where}: content is missing", "add it, or leave the chat out", NO_TEXT)
     text = _joined("" if content is None else content, where)
     if content is None and "tool_calls" in more and "content" in message:
-        more["content"] = None  # templates treat null differently from an empty content
+        more["content"] = None  # keep null: templates treat it differently from an empty string
     return Turn(role, text, _dumped(_changed(more, _as_text)) if more else "")
 
 
@@ -269,7 +274,7 @@ def _call(call: Any, where: str) -> Any:
 
 
 def _joined(content: Any, where: str) -> str:
-    """Return the text of a message's content, which is a string or a list of text parts."""
+    """Return the text of a message's content: a string, or a list of strings and {"type": "text"} parts, which are joined."""
     parts = content if isinstance(content, list) else [content]
     texts = [
         part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part for part in parts
@@ -292,13 +297,13 @@ def _text(record: Mapping[str, Any], name: str) -> str:
 
 
 def _as_text(text: str) -> str:
-    """Return text with U+FFFD in place of noncharacters, and of half surrogate pairs, which JSON can encode."""
+    """Replace by U+FFFD what JSON can encode but a text must not hold: Unicode noncharacters and halves of surrogate pairs."""
     return _NOT_TEXT.sub("\ufffd", text)
 
 
 def _changed(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
-    """Apply ``change`` to every string of a JSON value, keys excepted, and return the result. Raises BadChat if the value is
-    nested too deeply."""
+    """Apply ``change`` to every string of a JSON value except keys, and return the result. Raises BadChat if the value is
+    nested more than ``_MOST_DEPTH`` levels deep."""
     if depth > _MOST_DEPTH:
         raise BadChat(f"is nested more than {_MOST_DEPTH} times", "leave the chat out", NO_TEXT)
     if isinstance(value, str):
@@ -313,7 +318,7 @@ def _changed(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
 def _dumped(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError):  # a Parquet type that JSON lacks, such as a date, or NaN
+    except (TypeError, ValueError):  # the value is NaN, or has a Parquet type that JSON lacks, such as a date
         raise BadChat("holds what JSON cannot, such as a date or NaN", "give it as text", NO_TEXT) from None
 
 

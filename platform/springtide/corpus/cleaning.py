@@ -20,17 +20,17 @@ from springtide.corpus.chats import Turn, with_texts
 from springtide.corpus.near_duplicates import hash_runs
 from springtide.errors import ConfigError, explain
 
-# Quality rules of published corpora: which documents to drop, and which lines. For English text.
+# Quality rules of published corpora, for English text: they drop documents, or lines of documents.
 #
 # ``gopher``: Rae et al., "Scaling Language Models" (2112.11446), appendix A, table A1: quality and repetition. Words are
-# separated by spaces. A share of characters is relative to the characters that are not spaces.
+# separated by spaces. A share of characters is computed among the characters that are not spaces.
 #
 # ``c4``: Raffel et al., "Exploring the Limits of Transfer Learning" (1910.10683), section 2.2, and the rules of its code
-# that the paper does not name: citations, notices of terms, lines with a word of more than 1,000 characters. Two rules are
-# not applied: the list of bad words, and three-sentence spans that repeat across the corpus.
+# that the paper does not name: citations, notices of terms, lines with a word of more than 1,000 characters. Two rules of C4
+# are not applied: the list of bad words, and the removal of three-sentence spans that repeat across the corpus.
 #
-# Every rule takes time linear in the text. ``gopher`` searches for repeated runs only in documents that pass its other
-# rules, which limit the number of words.
+# Every rule takes time linear in the text. ``gopher`` searches for repeated runs of words only in documents that pass its
+# other rules, because these limit the number of words.
 
 _WORDS = (50, 100_000)
 _WORD_LENGTH = (3, 10)
@@ -40,9 +40,9 @@ _LEAST_STOP_WORDS = 2
 _PUNCTUATION = "\"'.,;:!?()[]\u201c\u201d\u2018\u2019"
 _REPEATED, _IN_REPEATED = 0.3, 0.2
 _TOP_RUNS = {2: 0.2, 3: 0.18, 4: 0.16}
-"""Length of a run of words -> largest allowed share of characters in the most frequent run."""
+"""n -> largest allowed share of a document's characters in all copies of its most frequent run of n consecutive words."""
 _REPEATED_RUNS = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.1}
-"""Length of a run of words -> largest allowed share of characters in runs that occurred before in the document."""
+"""n -> largest allowed share of a document's characters in runs of n consecutive words that occurred earlier in it."""
 
 _CITATION = re.compile(r"\[\d{0,9}\]|\[edit\]|\[citation needed\]")
 _ENDS = (".", "?", "!", '"', "'")
@@ -55,7 +55,7 @@ _LEAST_WORDS, _LEAST_SENTENCES, _LONGEST_WORD = 3, 5, 1000
 
 
 def gopher(text: str) -> Verdict:
-    """Apply Gopher's quality and repetition rules: return the text, or the first rule that drops it."""
+    """Apply Gopher's quality and repetition rules: return the text unchanged, or the first rule that it breaks."""
     words = text.split(None, _WORDS[1])
     reason = _gopher_words(text, words)
     if not reason:
@@ -101,20 +101,20 @@ def _gopher_repetition(words: Sequence[str], lines: Sequence[str]) -> str:
 
 
 def _repeats(items: Sequence[str]) -> tuple[int, int]:
-    """Return how many items equal an earlier item, and the number of characters in them."""
+    """Count the items that equal an earlier item. Return their number, and the number of characters in them."""
     counts = collections.Counter(items)
     return len(items) - len(counts), sum(len(item) * (count - 1) for item, count in counts.items())
 
 
 def _repeated_runs(words: Sequence[str]) -> str:
-    """Return the rule that a document breaks by its repeated runs of words; empty if it breaks none."""
+    """Return the first rule on repeated runs of words that a document breaks. Return "" if it breaks none of these rules."""
     number: dict[str, int] = collections.defaultdict(itertools.count().__next__)
     ids = np.array([number[word] for word in words], dtype=np.uint64)
     lengths = np.array([len(word) for word in words], dtype=np.int64)
     ends, total = np.concatenate([[0], np.cumsum(lengths)]), int(lengths.sum())
     for width, share in _TOP_RUNS.items():
         _, first, counts = np.unique(hash_runs(ids, width), return_index=True, return_counts=True)
-        most = first[counts == counts.max()].min()  # of several runs that are equally frequent, the first
+        most = first[counts == counts.max()].min()  # if several runs are equally frequent, take the first
         if counts.max() * (ends[most + width] - ends[most]) > share * total:
             return f"more than {share:.0%} of characters in the most frequent run of {width} words"
     for width, share in _REPEATED_RUNS.items():
@@ -130,7 +130,7 @@ def _repeated_runs(words: Sequence[str]) -> str:
 
 
 def c4(text: str) -> Verdict:
-    """Apply C4's rules: return the lines that are kept, or the rule that drops the document."""
+    """Apply C4's rules to a document: return the lines to keep, or the rule that drops the whole document."""
     kept, sentences, edits = [], 0, collections.Counter[str]()
     for line in map(str.strip, text.splitlines()):
         words = line.split()
@@ -171,16 +171,17 @@ RULES: dict[str, Callable[[str], Verdict]] = {"gopher": gopher, "c4": c4}
 
 # Masks for personal data: email addresses, and public IP addresses of both versions.
 #
-# The kinds are those that FineWeb masks (Penedo et al., 2406.17557). The replacements are reserved for examples by
-# RFC 2606, 5737 and 3849. Private and reserved IP addresses are not masked. Every pattern has a bounded length, so the
-# time is linear.
+# FineWeb masks the same kinds of data (Penedo et al., 2406.17557). RFC 2606, 5737 and 3849 reserve the replacement
+# addresses for examples. Private and reserved IP addresses are not masked. Every pattern matches a bounded length, so the
+# time is linear in the text.
 
 _EMAIL = re.compile(
     r"(?<![A-Za-z0-9])[A-Za-z0-9][A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,63}"
 )
 _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?!\.?\d)")
 _IPV6 = re.compile(r"(?<![0-9A-Za-z:])[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]{1,34}(?<!:)(?![0-9A-Za-z])")
-"""Matches IPv6 addresses that begin with 2 or 3: global unicast addresses do; times and C++ names with colons seldom do."""
+"""Matches IPv6 addresses that begin with 2 or 3, as all global unicast addresses do. So it seldom matches other text with
+colons, such as times and C++ names."""
 
 
 def _email(text: str) -> tuple[str, int]:
@@ -219,15 +220,16 @@ def mask(text: str, kinds: Iterable[str]) -> Verdict:
     return Verdict(text, "", edits)
 
 
-# A user's own filter: ``corpus.filter`` names a function that returns a text, changed or not, or None to drop it.
+# A user's own filter: ``corpus.filter`` names a function that returns the text of a document, changed or not, or None to
+# drop the document.
 
 _FIELD = "corpus.filter"
 _SHOWN = 80
 
 
 def own_filter(source: str, text: str) -> Verdict:
-    """Apply the function that ``source`` names to a text. It is called once for each document, in any process. The caller has
-    checked that this code may run (``config.check_trusted``).
+    """Apply the user's function that ``source`` names to the text of a document. The function is called for each document, in
+    any process. The caller must have checked that the user's code may run (``config.check_trusted``).
 
     Raises:
         ConfigError: the function cannot be imported, raises an error, or returns neither a text nor None.
@@ -250,21 +252,21 @@ def own_filter(source: str, text: str) -> Verdict:
 # Detect the language of a text with lingua (the extra ``springtide[language]``).
 
 _CHARACTERS = 2_000
-"""Characters at the beginning of a text by which its language is detected."""
+"""Number of characters at the beginning of a text that are read to detect its language."""
 
 
 def language(text: str) -> str:
     """Return the ISO 639-1 code of the language at the beginning of ``text``; ``unknown`` if it cannot be detected.
 
-    All languages of lingua are candidates. Its low accuracy mode is used, which is as exact as its high accuracy mode from
-    about 120 characters on.
+    All languages of the library lingua are candidates. Its low accuracy mode is used: for texts of more than about 120
+    characters, this mode is as exact as the high accuracy mode.
     """
     found = _detector().detect_language_of(text[:_CHARACTERS])
     return found.iso_code_639_1.name.lower() if found else "unknown"
 
 
 def check_languages(codes: Sequence[str]) -> None:
-    """Raise ConfigError if a code of ``corpus.languages`` is not one of lingua's, or the package is missing."""
+    """Raise ConfigError if lingua does not know a code of ``corpus.languages``, or if the package lingua is not installed."""
     if not codes:
         return
     known = sorted(one.iso_code_639_1.name.lower() for one in _lingua(codes).Language.all())
@@ -291,8 +293,8 @@ def _lingua(codes: Sequence[str]) -> Any:
 
 
 def clean(text: str, config: CorpusConfig) -> Verdict:
-    """Return the cleaned text, or the reason why it is dropped. Only ``corpus.quality`` and ``corpus.languages`` depend on the
-    language of the text."""
+    """Return the cleaned text, or the reason to drop it. The settings ``corpus.quality`` and ``corpus.languages`` treat texts
+    of different languages differently; all other settings do not."""
     if config.broken_text == "drop" and "\ufffd" in text:
         return Verdict("", "not UTF-8")
     if config.normalization != "none":
@@ -313,8 +315,7 @@ def clean(text: str, config: CorpusConfig) -> Verdict:
 
 
 def clean_turns(turns: Iterable[Turn], config: CorpusConfig) -> tuple[Turn, ...]:
-    """Return the turns of a chat with each text changed as ``clean`` changes a document: normalised, and with personal data
-    masked."""
+    """Normalise each text of a chat and mask its personal data, as ``clean`` does for documents. Return the new turns."""
 
     def cleaned(text: str) -> str:
         if config.normalization != "none":
@@ -350,7 +351,7 @@ def _apply(text: str, rules: Iterable[Callable[[str], Verdict]]) -> Verdict:
 
 
 def repetition(text: str) -> float:
-    """Return the share of characters in lines that repeat an earlier line (Rae et al., Gopher, 2021, appendix A)."""
+    """Return the share of characters that are in lines equal to an earlier line (Rae et al., Gopher, 2021, appendix A)."""
     lines = collections.Counter(line for line in (raw.strip() for raw in text.splitlines()) if line)
     total = sum(len(line) * count for line, count in lines.items())
     return sum(len(line) * (count - 1) for line, count in lines.items()) / total if total else 0.0
@@ -367,7 +368,7 @@ def symbols(text: str) -> float:
 
 
 class Verdict(NamedTuple):
-    """A text that is kept, perhaps changed, or the reason why it is dropped."""
+    """Result of a rule for a document: the text to keep, perhaps changed, or the reason to drop it."""
 
     text: str
     """The text to keep; empty if it is dropped."""

@@ -1,4 +1,4 @@
-"""Records of a source: documents, token ids that are cut and decoded to documents, and broken records."""
+"""Records of a source: documents; token ids, which are cut and decoded to documents; and records that cannot be read."""
 
 from __future__ import annotations
 
@@ -14,32 +14,35 @@ from springtide.errors import CorpusError, explain
 from springtide.storage import to_json
 
 MOST_TOKENS = 2**24
-"""Most tokens of a document that is stored as token ids."""
+"""Maximum number of tokens of a document that is stored as token ids."""
 _SAMPLE_IDS = 24
-"""Number of ids that the sample of a broken record shows."""
+"""Number of token ids that an error message or report shows of a broken record."""
 _TOKENS_AT_ONCE = 2**18
-"""Number of tokens after which the records read so far are decoded together."""
+"""Number of tokens that are decoded together, in one call of the tokenizer."""
 
 
 class Document(NamedTuple):
     """One document of a source: its text, and its token ids or chat turns if the source stores them."""
 
     name: str
-    """Path relative to the source; for files with several documents, also the byte, row or number of the document."""
+    """Path of the file, relative to the source. If the file has several documents, ``@`` and the byte, row or number of this
+    document follow, such as ``a.jsonl@1024``."""
     text: str
     ids: np.ndarray | None = None
-    """uint32 (tokens,), without an end-of-text id, if the document came as token ids; ``text`` is their decoded text."""
+    """uint32 (tokens,), without an end-of-text id; ``text`` is their decoded text. None if the source stores text instead."""
     turns: tuple[Turn, ...] = ()
-    """Turns of a chat, or of the chosen chat of a pair; ``text`` is their joined content."""
+    """Turns (messages) of a chat, or of the chosen chat of a preference pair. ``text`` is then their joined content. Empty if
+    the document is not a chat."""
     rejected: tuple[Turn, ...] = ()
-    """Turns of the rejected chat of a pair."""
+    """Turns (messages) of the rejected chat of a preference pair; empty for any other document."""
 
     @property
     def digest(self) -> bytes:
-        """Hash of the text alone, 16 bytes: equal texts have equal digests wherever they are stored. For a chat, the hash of
-        its turns. For ids whose bytes are not UTF-8, the hash of the ids, because many such byte strings decode to one text."""
+        """Hash of the text, 16 bytes: equal texts have equal digests wherever they are stored. For a chat, the hash of its
+        turns. For token ids that do not decode to UTF-8, the hash of the ids: different ids may decode to the same text with
+        U+FFFD."""
         if self.turns:
-            # hash a plain turn as (role, content), which keeps the digests of datasets made before ``more`` existed
+            # hash a turn without ``more`` as (role, content): datasets made before ``more`` existed keep their digests
             turns, rejected = ([turn if turn.more else turn[:2] for turn in one] for one in (self.turns, self.rejected))
             said = [turns, rejected] if rejected else turns
             return hashlib.blake2b(to_json(said).encode(), digest_size=16, person=b"chat").digest()
@@ -54,13 +57,14 @@ class Broken(NamedTuple):
     name: str
     reason: str
     sample: str
-    """The beginning of the record."""
+    """Beginning of the record, to show in a report."""
     fields: tuple[str, ...] = ()
-    """Names of the first few fields of a record that has no text in ``corpus.field``."""
+    """Names of the first few fields of the record, if it has no text in the field ``corpus.field``; otherwise empty."""
 
 
 class Tokens(NamedTuple):
-    """Token ids as stored: one document, or several with an end-of-text id after or before each."""
+    """Token ids as stored in a file: one document, or several documents with an end-of-text id before or after each
+    document."""
 
     name: str
     ids: np.ndarray
@@ -73,12 +77,13 @@ def too_long(name: str, ids: np.ndarray) -> Broken:
 
 
 def shown(ids: np.ndarray) -> str:
-    """Return the first few ids as numbers separated by spaces, as the sample of a broken record."""
+    """Return the first 24 ids as numbers separated by spaces, to show what a broken record holds."""
     return " ".join(map(str, ids[:_SAMPLE_IDS].tolist()))
 
 
 def unreadable(where: str, problem: str) -> CorpusError:
-    """Return the error for a file of token ids that contradicts itself. ``problem``: the field, its value and its limit."""
+    """Return the error for a damaged file of token ids. ``where``: path of the file; ``problem``: the wrong field, its value
+    and its limit."""
     return CorpusError(
         explain("corpus.source", where, f"cannot be read ({problem})", "restore the file, or exclude it")
     )
@@ -87,14 +92,14 @@ def unreadable(where: str, problem: str) -> CorpusError:
 def from_tokens(
     records: Iterable[Document | Broken | Tokens], where: str, vocabulary: Tokenizer | None
 ) -> Iterator[Document | Broken]:
-    """Yield the records in order, but cut token ids at end-of-text ids and decode them to documents.
+    """Yield the records in order. Cut records of token ids at end-of-text ids, and decode them to documents.
 
     Args:
         where: path of the file with the records, for the error.
-        vocabulary: the tokenizer that made the ids; without one, token ids are skipped.
+        vocabulary: the tokenizer that made the ids. If it is None, records of token ids are skipped.
 
     Raises:
-        CorpusError: an id that the tokenizer does not have.
+        CorpusError: the tokenizer does not have an id of a record.
     """
     waiting: list[tuple[str, np.ndarray]] = []
     held = 0
@@ -106,7 +111,7 @@ def from_tokens(
         elif vocabulary is not None:
             _check_ids(record, where, vocabulary)
             waiting += _cut(record, vocabulary.end_of_text)
-            held += len(record.ids) + 1  # one more, so that records without ids cannot accumulate without limit
+            held += len(record.ids) + 1  # count an empty record as one token: else millions of them would fill memory
             if held >= _TOKENS_AT_ONCE:
                 yield from _decoded(waiting, vocabulary)
                 waiting, held = [], 0
@@ -128,7 +133,8 @@ def _check_ids(record: Tokens, where: str, vocabulary: Tokenizer) -> None:
 
 
 def _cut(record: Tokens, end_of_text: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name and the ids of each document in a record. Skip empty documents, unless the record has no other."""
+    """Yield the name and the ids of each document in a record. Skip empty documents; a record with only empty documents yields
+    one empty document."""
     ends = [*np.flatnonzero(record.ids == end_of_text).tolist(), len(record.ids)]
     begins = [0, *(end + 1 for end in ends[:-1])]
     pieces = [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end] or [(0, 0)]

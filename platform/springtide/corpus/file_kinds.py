@@ -1,4 +1,4 @@
-"""Recognise what a file holds by its name and first bytes, sort out files that are not data, and read ``xz``."""
+"""Recognise the format of a file by its name and first bytes, skip files that are not data, and decompress ``xz``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _KINDS = {
     ".tsv": "csv",
 }
 _MAYBE_TEXT = ("json", "csv")
-"""Kinds that are read as plain text in a folder that is mostly text, such as source code."""
+"""Kinds of files that are read as plain text if most other files of the source are text, such as source code."""
 NEW_KINDS = ("json", "csv", "arrow", "tar")
-"""Kinds that an earlier version read as plain text."""
+"""Kinds of files that earlier versions of springtide read as plain text."""
 _NO_DATA = re.compile(
     r"(readme|licen[cs]e|copying|notice|citation|changelog|authors)([._-].*)?"
     r"|_success|_started_.*|_committed_.*|_(common_)?metadata"  # marker and metadata files of Spark, Databricks and Parquet
@@ -42,18 +42,18 @@ class Sorted(NamedTuple):
     data: tuple[str, ...]
     no_data: tuple[str, ...]
     is_text: bool
-    """Whether .json, .csv and .tsv files are read as plain text."""
+    """Whether .json, .csv and .tsv files are read as plain text, not as records."""
 
 
 def kind_of(name: str) -> str:
-    """Return what a file holds, by its name: ``lines`` (of JSON), ``json``, ``csv``, ``parquet``, ``arrow``, ``tar``, or for
-    any other name ``text``."""
+    """Return the kind of a file by its suffix: ``lines`` (JSON lines), ``json``, ``csv``, ``parquet``, ``arrow`` or ``tar``.
+    Any other suffix is ``text``."""
     plain = posixpath.splitext(name)[0] if compression_of(name) else name
     return _KINDS.get(_suffix(plain), "text")
 
 
 def compression_of(name: str) -> str:
-    """Return the compression of a file by its name, empty if it has none."""
+    """Return the compression of a file by its suffix, such as ``gzip``. Return "" if it has none."""
     return _COMPRESSIONS.get(_suffix(name), "")
 
 
@@ -63,11 +63,11 @@ def delimiter_of(name: str) -> str:
 
 
 def sort_out(names: Sequence[str]) -> Sorted:
-    """Separate the files of a source that are data from those that are not.
+    """Sort the files of a source into files to read and files to skip.
 
-    A source holds data if it has a file of records or token ids, or at least as many .json, .csv and .tsv files as text files.
-    Then documentation, licences and marker files of other programs are not data. Any other source is plain text, of which all
-    files are read.
+    A source is read as records if it has a file that can only hold records or token ids, such as Parquet, or if it has at least
+    as many .json, .csv and .tsv files as text files. In such a source, documentation, licences and marker files of other
+    programs are skipped. In any other source, such as a folder of source code, all files are read as plain text.
     """
     kinds = {name: "tokens" if is_tokens(name) else kind_of(name) for name in names}
     unnamed = [name for name, kind in kinds.items() if not _is_no_data(name, kind)]
@@ -89,11 +89,11 @@ def _suffix(name: str) -> str:
     return posixpath.splitext(name)[1].lower()
 
 
-# Read a file that ``xz`` has compressed, as a stream and in bounded memory.
+# Decompress an ``xz`` file as a stream, in bounded memory.
 
 _READ_BYTES = 2**16
 _DECODER_BYTES = 128 * 2**20
-"""Memory limit of a decoder [bytes]: ``xz -9`` needs 65 MiB, and a hostile header may request 4 GiB."""
+"""Memory limit of a decompressor [bytes]. A file made by ``xz -9`` needs 65 MiB; a hostile header may request 4 GiB."""
 
 
 class XzFile(io.RawIOBase):
@@ -106,13 +106,13 @@ class XzFile(io.RawIOBase):
         self._file = file
         self._decoder = _decoder()
         self._has_begun = False
-        """Whether the current decoder has received bytes of its stream."""
+        """Whether the current decoder has received a part of its stream. If True at the end of the file, the file is cut."""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into ``buffer`` and return the number of bytes, 0 at the end."""
+        """Read into ``buffer`` and return the number of bytes read, 0 at the end of the file."""
         most = len(buffer)
         while most:
             if self._decoder.eof:
@@ -122,7 +122,7 @@ class XzFile(io.RawIOBase):
                 rest = self._file.read(_READ_BYTES) if self._decoder.needs_input else b""
                 if not rest and self._decoder.needs_input:
                     if self._has_begun:
-                        raise OSError("the xz file is cut, or is none")
+                        raise OSError("the xz file is cut, or is not in the xz format")
                     return 0
             if not self._has_begun:
                 rest = rest.lstrip(b"\0")  # zeros between streams are padding
@@ -149,7 +149,7 @@ def _decoder() -> lzma.LZMADecompressor:
 # Check the first bytes of a file, because its name may wrongly say that it is text.
 
 SAMPLE_BYTES = 4096
-"""Bytes at the beginning of a file that are checked."""
+"""Number of bytes at the beginning of a file that are checked."""
 _ALWAYS_ALLOWED = 16
 _CONTROL = bytes({*range(32), 127} - {*b"\a\b\t\n\v\f\r\x1b"})
 _UTF_16 = "iconv -f UTF-16 -t UTF-8 < {name}"
@@ -166,15 +166,16 @@ _FORMATS = (
     (rb"\xff\xfe\0\0|\0\0\xfe\xff", "is UTF-32, not UTF-8", _UTF_16.replace("16", "32", 1), ""),
     (rb"\xff\xfe|\xfe\xff", "is UTF-16, not UTF-8", _UTF_16, ""),
 )
-"""(beginning, problem, remedy, suffix that such a file should have)."""
+"""Formats that are not text: (pattern of the first bytes, problem, remedy, suffix). A file whose name has the suffix is
+not reported."""
 _ANY_FORMAT = re.compile(b"|".join([rb"version https://git-lfs", *(pattern for pattern, *_ in _FORMATS)]))
 
 
 def not_text(beginning: bytes, name: str) -> tuple[str, str] | None:
-    """Return why a file is not text, and the remedy; None if it is text. Text may have a few bytes that are not UTF-8.
+    """Return why a file is not text, and the remedy; None if it is text. Up to 10% of its bytes may be invalid.
 
     Args:
-        beginning: the first ``SAMPLE_BYTES`` bytes of the file, or the whole of a shorter file.
+        beginning: the first ``SAMPLE_BYTES`` bytes of the file, or the whole file if it is shorter.
         name: name of the file, for the remedy.
     """
     if found := other_format(beginning, name):
@@ -197,7 +198,8 @@ def lfs_pointer(beginning: bytes) -> tuple[str, str] | None:
 
 
 def other_format(beginning: bytes, name: str) -> tuple[str, str] | None:
-    """Return the known format that a file begins with although its name lacks the suffix, and the remedy; else None."""
+    """Return a problem and a remedy if a file begins like a known format but its name lacks the suffix; otherwise None.
+    Example: a gzip file without ``.gz``."""
     if not _ANY_FORMAT.match(beginning):
         return None
     base = name.rpartition("/")[2]

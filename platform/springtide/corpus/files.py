@@ -18,23 +18,24 @@ _log = logging.getLogger(__name__)
 
 _LEFT_OUT = {
     *("site-packages", "__pycache__", "ensurepip", "test", "tests", "idlelib", "lib2to3"),
-    *("encodings", "pydoc_data"),  # data tables, not code
+    *("encodings", "pydoc_data"),  # these folders hold tables of data, not code
 }
 _CHANGES = ("mtime", "ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "created")
-"""Keys under which stores report a property of a file that changes when the file is rewritten."""
+"""Keys of a store's file information whose value changes when the file is rewritten. Each store reports other keys."""
 
 
 class Look(NamedTuple):
     """Size and last change of a file, by which a rewrite is detected without reading it."""
 
     size: int
-    """[bytes]"""
+    """Size of the file [bytes]."""
     change: str
     """A value that changes when the file is rewritten, such as the time of modification or the ETag."""
 
 
 def library_files() -> tuple[Folder, tuple[str, ...]]:
-    """Return the folder of the running Python's standard library, and its files without tests and tables."""
+    """Return the folder of the running Python's standard library, and the names of its .py files, without tests and data
+    tables."""
     root = Folder(sysconfig.get_path("stdlib"))
     names = []
     for folder, folders, files in os.walk(root.path):
@@ -46,7 +47,8 @@ def library_files() -> tuple[Folder, tuple[str, ...]]:
 
 
 def look_of(info: Mapping[str, Any]) -> Look | None:
-    """Return the size and last change of a file from its store's ``info``; None if the store does not report both."""
+    """Return the size and last change of a file from ``info``, the entry in its store's listing. Return None if one of the two
+    is missing."""
     change = next((str(info[one]) for one in _CHANGES if info.get(one) not in (None, "")), "")  # an mtime of 0 is valid
     return Look(int(info["size"]), change) if change and info.get("size") is not None else None
 
@@ -56,14 +58,16 @@ class Found(NamedTuple):
 
     folder: Folder
     looks: dict[str, Look | None]
-    """Name -> size and last change, or None if the listing lacks them; sorted by name."""
+    """File name -> size and last change; sorted by name. The value is None if the store's listing lacks size or last
+    change."""
     hidden: tuple[str, ...]
-    """Hidden files and folders, which are not read. A file in a hidden folder is listed as that folder."""
+    """Hidden files and folders, which are not read. For files in a hidden folder, only the folder is listed."""
 
 
 def find_files(source: str) -> Found:
     """List the files of ``source``: a file, folder or glob. Excludes hidden files, links to folders, and links that lead out of
-    the source. CorpusError if the source is missing or cannot be reached, or if its store's client cannot request a file."""
+    the source. Raises CorpusError if the source does not exist or cannot be reached, or if the store's client cannot request a
+    file because of its name."""
     try:
         fixed, pattern = _cut_pattern(source)
         root = Folder(fixed, is_source=True)
@@ -79,11 +83,11 @@ def find_files(source: str) -> Found:
         files = [path for path, info in found.items() if (_is_read(path) if root.is_local else _is_file(info))]
     except SpringtideError:
         raise
-    except Exception as error:  # every object store raises its own errors
+    except Exception as error:  # each object store raises errors of its own types
         raise CorpusError(
             explain("corpus.source", source, f"cannot be reached ({error})", _credentials(source))
         ) from error
-    # skip hidden folders: .git and .aws may hold passwords; but a pattern that names a hidden folder reads it
+    # skip hidden files and folders, because .git and .aws may hold passwords; read a hidden folder if the glob names it
     pattern_of_hidden = r"(^|/)\.[^/]*$" if "/." in f"/{pattern}" else r"(^|/)\.[^/]*"
     hides = {path: re.search(pattern_of_hidden, path[len(root.path) + 1 :]) for path in files}
     hidden = {path[len(root.path) + 1 :][: one.end()] for path, one in hides.items() if one}
@@ -95,8 +99,8 @@ def find_files(source: str) -> Found:
 
 
 def _cut_pattern(source: str) -> tuple[str, str]:
-    """Split a source into a folder or file, and a glob pattern below it, empty for all of it. The name of an existing file with
-    ``*``, ``?`` or ``[`` is not a pattern: browsers name a second download ``x [2].jsonl``."""
+    """Split a source into a folder or file, and a glob pattern below the folder. The pattern is empty if the source has none.
+    An existing file whose name has ``*``, ``?`` or ``[`` is not a pattern: browsers name a second download ``x [2].jsonl``."""
     is_web = source.lower().startswith(("http://", "https://"))  # in a web URL, ? begins the query
     parts = source.split("/")
     if not any(map(_has_magic, parts)) or (not is_web and _exists(source)):
@@ -116,13 +120,14 @@ def _exists(url: str) -> bool:
 
 
 def changed_files(source: str, seen: Mapping[str, Look | None]) -> list[str]:
-    """Return the sorted names of the files in ``seen`` that were removed or changed, by a new listing of ``corpus.source``.
+    """List ``source`` again, and return the sorted names of the files in ``seen`` that were removed or changed since then.
 
-    Takes one listing, and no request per file. If listings lack size and last change, only removed files are found.
+    Needs one listing, and no request per file. If the store's listing lacks size or last change, only removed files are found.
 
     Args:
-        source: as for ``find_files``. Hub commits and Python's standard library are not checked, because they do not change.
-        seen: name -> size and last change of the files in an earlier listing; None where that listing lacked them.
+        source: a file, folder or glob, the value of ``corpus.source``. A commit on the Hugging Face Hub and Python's standard
+            library are not checked, because they do not change.
+        seen: file name -> size and last change in an earlier listing; None if the earlier listing lacked them.
     """
     if source == "stdlib" or source.lower().startswith("hf://"):
         return []
@@ -131,12 +136,12 @@ def changed_files(source: str, seen: Mapping[str, Look | None]) -> list[str]:
 
 
 def _is_file(info: Mapping[str, Any]) -> bool:
-    """Return whether an entry of a store's listing is a file: neither a folder nor the empty object that marks one."""
+    """Return whether an entry of a store's listing is a file: neither a folder nor the empty object that marks a folder."""
     return info["type"] != "directory" and not (info["name"].endswith("/") and not info["size"])
 
 
 def _asked(found: Found) -> Found:
-    """Return ``found`` if the store's client can request every file in it, else raise CorpusError."""
+    """Return ``found`` unchanged. Raise CorpusError if it has a file name that the store's client cannot request."""
     for name in found.looks:
         if not found.folder.can_ask_for(name):
             problem = "has an empty part, '.', '..' or a control character in its name, which the client cannot ask for"
@@ -146,13 +151,13 @@ def _asked(found: Found) -> Found:
 
 
 def _is_read(path: str) -> bool:
-    """Return whether a local path is a file, or a link to a folder, which ``_inside`` excludes and reports."""
+    """Return whether a local path is a file or a link to a folder. ``_inside`` later removes links to folders and logs them."""
     return os.path.isfile(path) or (os.path.islink(path) and os.path.isdir(path))
 
 
 def _inside(root: str, source: str, paths: list[str]) -> list[str]:
-    """Return the local ``paths`` without links to folders and links that lead out of ``root``, and log how many there are. A
-    folder that others made may link to any private file of ours."""
+    """Return the local ``paths`` without links to folders and links that lead out of the folder ``root``; log their number.
+    Otherwise a folder made by others could link to private files of this machine."""
     inside = [path for path in paths if os.path.isfile(path) and stays_inside(path, root)]
     links, remedy = len(paths) - len(inside), "give the folder that they lead to, or copy the files (cp -rL)"
     what = f"{links} links that lead out of it or to a folder"

@@ -1,4 +1,4 @@
-"""Resolve Hugging Face Hub repositories as sources of texts and models (the extra ``springtide[hf]``)."""
+"""Resolve URLs of Hugging Face Hub repositories, which hold texts or models (needs the extra ``springtide[hf]``)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _REMEDY = "check its name, {form}; for a private or gated one set HF_TOKEN, or l
 
 
 def pinned(source: str, setting: str = "corpus.source", form: str = "hf://datasets/OWNER/NAME") -> str:
-    """Return ``source``; add the current commit to a Hub URL, so that all processes that make a dataset read the same bytes.
+    """Add the current commit to a Hub URL, so that all processes that make a dataset read the same bytes.
 
     A Hub URL is ``hf://datasets/OWNER/NAME[@REVISION][/PATH]``; without ``datasets`` it names a model. PATH is a file, a folder
-    or a glob. Other sources are returned unchanged.
+    or a glob. A ``source`` that is not a Hub URL is returned unchanged.
 
     Args:
         setting: name of the setting that holds ``source``, for errors.
-        form: how the setting is written, for errors.
+        form: an example of the setting's form, for errors.
 
     Raises:
         ConfigError: huggingface_hub is not installed.
@@ -34,10 +34,10 @@ def pinned(source: str, setting: str = "corpus.source", form: str = "hf://datase
         raise ConfigError(explain(setting, redacted(source), problem, remedy)) from None
     try:
         found: Any = HfFileSystem().resolve_path(source)
-        if not hasattr(found, "repo_id"):  # a storage bucket of the Hub has no commits
+        if not hasattr(found, "repo_id"):  # the URL names a storage bucket of the Hub, which has no commits
             raise ValueError("it is not in a repository")
         commit = HfApi().repo_info(found.repo_id, revision=found.revision, repo_type=found.repo_type).sha
-    except Exception as error:  # the Hub, the network and bad URLs raise many kinds of errors
+    except Exception as error:  # the Hub client raises many types of errors, for bad URLs too
         told = (str(error).strip().splitlines() or [""])[0][:_SHOWN]
         problem = f"cannot be reached ({type(error).__name__}: {redacted(told)})"
         raise CorpusError(explain(setting, redacted(source), problem, _REMEDY.format(form=form))) from error

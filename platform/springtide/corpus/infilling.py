@@ -1,13 +1,14 @@
 """Fill in the middle: reorder spans of a document, so that a model learns to write the text between two given texts.
 
 Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (2207.14255). A span is cut at two random
-characters into prefix, middle and suffix. They are tokenised separately, and laid out in one of two orders, at even odds:
+characters into prefix, middle and suffix. The three are tokenised separately, and written in one of two orders, each with
+probability 1/2; PREFIX, SUFFIX and MIDDLE are special tokens:
 
     PSM     PREFIX prefix SUFFIX suffix MIDDLE middle
     SPM     PREFIX SUFFIX suffix MIDDLE prefix middle
 
-A span is a document; a document longer than a row is divided into equal spans, so that a span fits a row. Which spans are
-reordered, and where they are cut, depends only on the document's text and the seed.
+A span is a whole document. A document longer than a row of the dataset is divided into equal spans, so that a span fits a row.
+Which spans are reordered, and where they are cut, depends only on the document's text and the seed.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import ConfigError, explain
 
 _WORDS = 4
-"""Random numbers per span: whether to reorder it, the two cuts, and the order."""
+"""Number of random numbers per span. They decide whether to reorder it, the positions of its two cuts, and its order."""
 
 
 class Infilling(NamedTuple):
     """Parameters of fill-in-the-middle."""
 
     rate: float
-    """Share of the spans that are reordered."""
+    """Probability that a span is reordered, from 0 to 1."""
     prefix_id: int
     suffix_id: int
     middle_id: int
@@ -41,12 +42,14 @@ class Infilling(NamedTuple):
 
 class _Span(NamedTuple):
     pieces: tuple[slice, ...]
-    """The whole span, or its prefix, middle and suffix: slices of the text, or of the ids of a document that came as ids."""
+    """One slice, the whole span, if it is not reordered; otherwise three slices, its prefix, middle and suffix. They index the
+    document's text, or its token ids if the source stores ids."""
     is_spm: bool = False
 
 
 def check_pieces(vocabulary: Tokenizer, setting: str, value: Any) -> None:
-    """Raise ConfigError if the tokenizer changes a text that is tokenised in pieces, as ``setting`` = ``value`` requires."""
+    """Raise ConfigError if a text that is tokenised in pieces decodes to another text. The error blames ``setting`` =
+    ``value``, which needs tokenising in pieces."""
     [piece] = vocabulary.encode(["x"])
     if (found := vocabulary.decode([*piece[:-1], *piece[:-1]])) != "xx":
         problem = f"needs a tokenizer that keeps the pieces of a text: 'x' and 'x' become {found!r} with this one"
@@ -56,12 +59,15 @@ def check_pieces(vocabulary: Tokenizer, setting: str, value: Any) -> None:
 def infill(
     documents: Sequence[Document], lengths: Iterable[int], vocabulary: Tokenizer, infilling: Infilling
 ) -> Iterator[list[np.ndarray] | None]:
-    """Yield the tokens of each document, uint32, as a list of segments; None for a document without a reordered span. Each
-    reordered span is a segment, and so is the text between two of them. The caller must separate segments like documents: they
-    have neither end-of-text nor begin-of-text.
+    """Yield for each document its tokens as a list of segments, uint32 arrays. Yield None for a document without a reordered
+    span.
+
+    Each reordered span is a segment. The text between two reordered spans is also a segment. Segments have neither end-of-text
+    nor begin-of-text: the caller must separate them as it separates documents.
 
     Args:
-        documents: the documents; those that came as ids are cut between tokens, not characters.
+        documents: the documents. A document that the source stores as token ids is cut between tokens, any other document
+            between characters.
         lengths: number of tokens of each document.
     """
     planned = [list(_spans(document, length, infilling)) for document, length in zip(documents, lengths, strict=True)]
@@ -81,7 +87,7 @@ def infill(
         flat = [ids[piece] if ids is not None else next(encoded) for span in spans for piece in span.pieces]
         found = [one if one is None or ids is not None else one[:-1] for one in flat]
         whole = [one for one in found if one is not None]
-        if len(whole) < len(found):  # the tokenizer cannot split a piece, although it can split the text
+        if len(whole) < len(found):  # the tokenizer failed on a piece, although it can encode the whole text
             yield None
             continue
         cut = iter(whole)
@@ -93,7 +99,7 @@ def _is_changed(spans: Sequence[_Span]) -> bool:
 
 
 def _spans(document: Document, length: int, infilling: Infilling) -> Iterator[_Span]:
-    """Yield the spans of a document. Neighbouring spans that are not reordered are joined to one."""
+    """Cut a document into spans and yield them. Consecutive spans that are not reordered are joined to one span."""
     size = len(document.text) if document.ids is None else len(document.ids)
     number = max(1, -(-length // infilling.span_tokens))
     bounds = [size * at // number for at in range(number + 1)]

@@ -1,7 +1,7 @@
 """Split a ``.json`` file into its values, and parse JSON lines, both in bounded memory.
 
-A file holds the elements of an array, a pretty-printed object, or consecutive objects. A value ends at its closing bracket, so
-splitting scans only brackets, commas and quotes. The caller parses the values.
+A file holds one array, whose elements are the values, or one or more consecutive objects. A value ends at its closing bracket,
+so splitting a file scans only brackets, commas and quotes. The caller parses the values.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _SPACES = re.compile(rb"[ \t\r\n]*+")
 
 
 def split_values(file: IO[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the first byte and the text of each value of a file. Text that is not a value is also yielded, and will not parse.
+    """Yield (index of its first byte, its text) of each JSON value of a file. Also yield text that is not a value, so that the
+    caller can report it.
 
     Args:
-        most_bytes: a longer value is cut after ``most_bytes`` + 1 bytes.
+        most_bytes: a longer value is cut after ``most_bytes`` + 1 bytes, so that the caller sees that it is too long.
     """
     values = _Values(most_bytes)
     held = b""
@@ -41,11 +42,11 @@ def split_values(file: IO[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]
 
 
 class _Values:
-    """State of the splitting of a JSON file, which is read in chunks: the value that the current chunk has not ended."""
+    """Splits a JSON file that is read in chunks. Its state is the value that began in earlier chunks and has not ended."""
 
     def __init__(self, most_bytes: int) -> None:
         self.place = 0
-        """First byte of the current chunk in the file."""
+        """Index in the file of the first byte of the current chunk."""
         self._most_bytes = most_bytes
         self._value, self._value_at = bytearray(), 0
         self._depth = 0
@@ -53,8 +54,8 @@ class _Values:
         self._is_in_array = self._is_in_string = False
 
     def split(self, chunk: bytes) -> Generator[tuple[int, bytes], None, bytes]:
-        """Yield the values that end in ``chunk``; return the incomplete escape at its end, which the caller puts before the
-        next chunk."""
+        """Yield the values that end in ``chunk``. If the chunk ends inside an escape sequence of a string, return the begun
+        sequence, which the caller puts before the next chunk; otherwise return b""."""
         begin = at = 0
         end = len(chunk)
         while at < end:
@@ -98,7 +99,7 @@ class _Values:
         return b""
 
     def end(self, held: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield the unfinished value at the end of the file, which exists only if the file is cut or not JSON."""
+        """Yield the unfinished value at the end of the file, if there is one. Then the file is cut or not JSON."""
         cut = held or (b"[" if self._is_in_array else b"")
         yield from self._ended(cut, 0, len(cut))
 
@@ -117,25 +118,27 @@ class _Values:
 
 # Parse a JSON line in bounded memory.
 #
-# Parsed, ``{},{},...`` takes 26 times the memory of its text. One emoji makes each character of a text take four bytes, both
-# in the line and in the parsed value. So the values of a long line are counted first, and it is parsed from its bytes.
+# Two dangers: when parsed, ``{},{},...`` takes 26 times the memory of its text; and one emoji makes Python store each character
+# of a string in four bytes. So the values of a long line are counted before it is parsed, and it is parsed from its bytes,
+# without decoding it to a string.
 
 _SHORT_BYTES = 16 * 2**20
-"""A line of up to this size is parsed directly, which takes at most 610 MB."""
+"""A line of up to this size [bytes] is parsed without counting its values, which takes at most 610 MB."""
 _MOST_VALUES = 2**19
-"""Most values in a line longer than ``_SHORT_BYTES``."""
+"""Maximum number of values in a line longer than ``_SHORT_BYTES``."""
 
 
 class BadLine(Exception):
-    """A line that is not used. The message is the reason under which it is counted."""
+    """A line that cannot be used. The message is the reason under which reports count the line."""
 
 
 def parse_line(line: bytes) -> Any:
-    """Return the value of a JSON line. Parsing takes at most 610 MB for up to 64 MiB of text. In a short line, bytes that are
-    not UTF-8 become U+FFFD.
+    """Return the value of a JSON line. Parsing takes at most 610 MB for up to 64 MiB of text. In a line of up to
+    ``_SHORT_BYTES``, bytes that are not UTF-8 become U+FFFD.
 
     Raises:
-        BadLine: the line is not JSON or nested too deeply; or it is long, and either not UTF-8 or has too many values.
+        BadLine: the line is not JSON or is nested too deeply. A line of more than ``_SHORT_BYTES`` also fails if it is not
+            UTF-8 or has more than ``_MOST_VALUES`` values.
     """
     try:
         if len(line) <= _SHORT_BYTES:

@@ -1,16 +1,16 @@
-"""Near-duplicates: documents that share most of their runs of five tokens, found without comparing all pairs.
+"""Find near-duplicates, documents that share most of their runs of five tokens, without comparing all pairs of documents.
 
-A signature has one minimum for each of 128 bins of hash values (Li, Owen and Zhang, "One permutation hashing", 2012), which
-takes one hash per token instead of 128. A signature is used twice.
+Every run of five tokens is hashed. A document's signature is the smallest hash in each of 128 bins (ranges of hash values; Li,
+Owen and Zhang, "One permutation hashing", 2012). It takes one hash per token instead of 128. It is used in two steps.
 
-Bands propose pairs. Empty bins borrow by "optimal densification" (Shrivastava, 2017); then two documents agree in a bin with a
-probability equal to their Jaccard similarity s, so in all 8 bins of at least one of 16 bands with probability
-1 - (1 - s^8)^16: 0.26 at s = 0.6, 0.61 at 0.7, 0.95 at 0.8, 0.9998 at 0.9.
-
-Sketches verify the pairs. A sketch holds 8 bits of each minimum (Li and Koenig, "b-Bit minwise hashing", 2010) and which bins
-are empty. The standard deviation of the similarity that two sketches estimate is at most 0.04. A document is dropped only if
-its estimated similarity with a kept document is at least SIMILAR. Sharing a band is not enough: among thousands of files with
-the same licence some share a band by chance.
+1. Bands propose pairs. A band is 8 of the 128 bins; there are 16 bands. Two documents are compared if they agree in all bins of
+   a band. An empty bin copies the hash of another bin ("optimal densification", Shrivastava, 2017). So two documents agree in a
+   bin with a probability equal to their Jaccard similarity s, and in at least one band with probability 1 - (1 - s^8)^16: 0.26
+   at s = 0.6, 0.61 at 0.7, 0.95 at 0.8, 0.9998 at 0.9.
+2. Sketches verify the pairs. A sketch holds 8 bits of each bin's smallest hash (Li and Koenig, "b-Bit minwise hashing", 2010),
+   and which bins are empty. The similarity estimated from two sketches has a standard deviation of at most 0.04. A document is
+   dropped only if its estimated similarity with a kept document is at least SIMILAR. An equal band is not enough: among
+   thousands of files with the same licence, some have an equal band by chance.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ from springtide.storage.digest import mix
 
 SHINGLE = 5
 SIMILAR = 0.7
-"""Least Jaccard similarity of near-duplicates: (1/16)^(1/8), where the probability to share a band rises most steeply."""
+"""Minimum Jaccard similarity of near-duplicates. It is about (1/16)^(1/8), where the probability that two documents are
+compared rises most steeply."""
 BINS = 128
 BANDS = 16
 _EMPTY = 0
-"""Value in a sketch of a bin without a hash."""
+"""Value of an empty bin in a sketch: no hash of the document lies in the bin."""
 _VALUES = 255
-"""Number of values in a sketch of a bin that is not empty."""
+"""A bin that is not empty has one of the values 1 to 255 in a sketch."""
 _PAIRS_AT_ONCE = 2**16
 _ROUNDS = 8
-"""Most rounds of comparisons. In a cluster that needs more rounds, a few near-duplicates are kept."""
+"""Maximum number of rounds of comparisons. If a group of similar documents needs more rounds, a few near-duplicates stay in the
+dataset."""
 _SHIFT = np.uint64(64 - 7)
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
@@ -46,18 +48,18 @@ class Signature(NamedTuple):
     """Hashes of a document by which its near-duplicates are found."""
 
     bands: np.ndarray
-    """uint64 (BANDS,): a hash of each band."""
+    """uint64 (BANDS,): one hash per band of 8 bins. Documents with an equal band are compared."""
     sketch: np.ndarray
-    """uint8 (BINS,): 8 bits of each bin's minimum, ``_EMPTY`` for an empty bin."""
+    """uint8 (BINS,): 1 to 255, from the smallest hash in each bin; 0 for an empty bin."""
 
 
 class NearDuplicates(NamedTuple):
-    """For each document, the kept document of which it is a near-duplicate."""
+    """Result of the search: which documents are kept, and which kept document each dropped document resembles."""
 
     kept: np.ndarray
-    """int64 (documents,): the document that is kept in place of each document; itself if it is kept."""
+    """int64 (documents,): index of the document that is kept instead of document i; i if document i itself is kept."""
     similarity: np.ndarray
-    """float32 (documents,): the estimated Jaccard similarity with the document in ``kept``."""
+    """float32 (documents,): the estimated Jaccard similarity of document i and document ``kept[i]``."""
 
 
 def signature(ids: np.ndarray) -> Signature:
@@ -74,8 +76,8 @@ def signature(ids: np.ndarray) -> Signature:
 
 
 def exact_signature(digest: bytes) -> Signature:
-    """Return a signature that matches only documents with the same digest, of 16 bytes or more. Chats use it, because two chats
-    that share a long instruction are not near-duplicates."""
+    """Return a signature that matches only documents with an equal ``digest``, a hash of at least 16 bytes. Chats use it:
+    two chats with an equal long system prompt share most tokens, but are not duplicates."""
     values = np.frombuffer(digest[:16], "<u8")
     bands = mix(values[0] + np.arange(BANDS, dtype=np.uint64)) ^ values[1]
     sketch = mix(values[1] + np.arange(BINS, dtype=np.uint64)) % np.uint64(_VALUES) + np.uint64(1)
@@ -83,8 +85,8 @@ def exact_signature(digest: bytes) -> Signature:
 
 
 def similarity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Estimate the Jaccard similarity of n pairs of documents from the sketches of each pair, uint8 (n, BINS) both. Return
-    float32 (n,)."""
+    """Estimate the Jaccard similarity of n pairs of documents, float32 (n,). ``one`` and ``other`` are the sketches of the
+    first and the second document of each pair, uint8 (n, BINS)."""
     filled = (one != _EMPTY) & (other != _EMPTY)
     agree = np.sum(filled & (one == other), axis=1)
     by_chance = np.sum(filled, axis=1) / _VALUES
@@ -93,14 +95,16 @@ def similarity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def recall(similarity: float) -> float:
-    """Return the probability that two documents with this Jaccard similarity share a band, and so are compared."""
+    """Return the probability that two documents of this Jaccard similarity have an equal band, so that they are compared."""
     return 1 - (1 - similarity ** (BINS // BANDS)) ** BANDS
 
 
 def sharing(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the documents whose hash equals that of another document. Return their indices, and for each the number of its hash,
-    int64 (m,) both, sorted by hash number and then by document. ``hashes``: hash of one band of each document, uint64
-    (documents,).
+    """Find the documents whose hash equals the hash of another document.
+
+    ``hashes``: hash of one band of each document, uint64 (documents,). Returns two arrays, int64 (m,): the indices of the
+    documents found, and for each a number from 0 that documents with an equal hash share. They are sorted by this number, then
+    by document.
 
     Example:
         >>> import numpy as np
@@ -123,17 +127,17 @@ def find_near_duplicates(
     sketches: Callable[[np.ndarray], Callable[[np.ndarray], np.ndarray]],
     documents: int,
 ) -> NearDuplicates:
-    """Find near-duplicates; the first of several similar documents is kept.
+    """Find near-duplicates, and keep the first of several similar documents.
 
-    In each band a document is compared only with the first document that has the same hash: at most 16 comparisons, however
-    many documents share a hash. If that first document is itself dropped, the next round compares with the next document. Takes
-    memory only for the pairs, 8 bytes each.
+    In each band, a document is compared only with the first document of an equal hash. This makes at most 16 comparisons, no
+    matter how many documents have this hash. If the first document is dropped, the next round compares with the next document
+    of the equal hash. Needs memory only for the pairs, 8 bytes each.
 
     Args:
-        bands: yields, band by band, the documents that share a hash and a number for each hash, as ``sharing`` returns them;
-            called once per round.
-        sketches: called once with the documents to compare, int64 (n,), ascending; returns a function that maps some of
-            these documents, (m,), to their sketches, uint8 (m, BINS).
+        bands: called once per round; returns for each band what ``sharing`` returns: the documents whose hash is not unique,
+            and a number for each hash.
+        sketches: called once, with all documents to compare, int64 (n,), ascending. Returns a function that maps some of these
+            documents, (m,), to their sketches, uint8 (m, BINS).
         documents: number of documents.
 
     Example:
@@ -159,7 +163,7 @@ def find_near_duplicates(
             found = similarity(read(later), read(first))
             close = found >= SIMILAR
             for document, other, how in zip(later[close].tolist(), first[close].tolist(), found[close], strict=True):
-                # pairs ascend by document, so it is already decided whether the earlier document ``other`` is kept
+                # pairs are sorted by ``document``, so it is already decided whether ``other``, which comes earlier, is kept
                 if kept[document] == document and kept[other] == other and not stands_for_others[document]:
                     kept[document], similar[document], stands_for_others[other] = other, how, True
         is_kept = kept == np.arange(documents)
@@ -173,8 +177,9 @@ def find_near_duplicates(
 
 
 def _pairs(bands: Iterable[tuple[np.ndarray, np.ndarray]], alive: np.ndarray) -> np.ndarray:
-    """Return the pairs to compare among the documents that are ``alive``, bool (documents,). A pair is encoded as later *
-    documents + first; int64, ascending."""
+    """Return the pairs of documents to compare: in each band, the first document of a hash with each later one. Only documents
+    that are ``alive``, bool (documents,), count. A pair is one int64: index of the later document * number of documents + index
+    of the first. Sorted."""
     found = np.empty(0, np.int64)
     for documents, hashes in bands:
         documents, hashes = documents[alive[documents]], hashes[alive[documents]]
@@ -186,8 +191,8 @@ def _pairs(bands: Iterable[tuple[np.ndarray, np.ndarray]], alive: np.ndarray) ->
 
 
 def shingles(ids: np.ndarray) -> np.ndarray:
-    """Return the distinct hashes of a document's runs of SHINGLE ids (n,), sorted uint32. 32 bits are enough to compare two
-    documents."""
+    """Return the distinct hashes of all runs of 5 tokens in a document, sorted uint32. ``ids``: its token ids (n,). Hashes of
+    32 bits are enough to compare two documents."""
     return np.unique((_shingles(ids.astype(np.uint64)) >> np.uint64(32)).astype(np.uint32))
 
 
@@ -198,12 +203,12 @@ def jaccard(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _shingles(ids: np.ndarray) -> np.ndarray:
-    """Return the hash of every run of SHINGLE ids, or of the whole document if it is shorter."""
+    """Return the hash of every run of 5 (SHINGLE) token ids. For a document of fewer ids, return one hash of all its ids."""
     return hash_runs(ids, min(SHINGLE, len(ids)))
 
 
 def hash_runs(ids: np.ndarray, width: int) -> np.ndarray:
-    """Return the hash of every run of ``width`` ids, uint64 (n - width + 1,). ``ids``: uint64 (n,), n >= ``width``."""
+    """Return the hash of every run of ``width`` consecutive ids, uint64 (n - width + 1,). ``ids``: uint64 (n,), n >= width."""
     count = len(ids) - width + 1
     state = np.zeros(count, dtype=np.uint64)
     for place in range(width):
@@ -212,8 +217,10 @@ def hash_runs(ids: np.ndarray, width: int) -> np.ndarray:
 
 
 def _densified(found: np.ndarray, filled: np.ndarray) -> np.ndarray:
-    """Return the smallest hash of each bin, uint64 (BINS,). An empty bin copies the hash of a filled bin. The number of the
-    empty bin and the set of empty bins determine which filled bin."""
+    """Return the smallest hash in each bin, uint64 (BINS,). An empty bin copies the hash of a filled bin. Which filled bin it
+    copies depends only on the empty bin's number and on which bins are empty, so equal documents copy equally.
+
+    ``found``: smallest hash of each bin, arbitrary for an empty bin; ``filled``: whether each bin has a hash."""
     source = np.arange(BINS)
     empty = np.flatnonzero(~filled)
     tries = 0
@@ -226,18 +233,20 @@ def _densified(found: np.ndarray, filled: np.ndarray) -> np.ndarray:
 
 # Find documents that quote texts of benchmarks.
 #
-# A document quotes a text if they share a run of 13 words (Brown et al., GPT-3, 2020, appendix C), ignoring case and
-# punctuation. A text of 8 to 12 words must occur whole. Shorter texts are ignored, because they occur by chance.
+# A document quotes a benchmark text if both contain the same run of 13 words (Brown et al., GPT-3, 2020, appendix C), ignoring
+# case and punctuation. A benchmark text of 8 to 12 words counts as quoted if the whole text occurs in the document. Shorter
+# benchmark texts are ignored, because they occur by chance.
 
 _RUN, _SHORTEST = 13, 8
 _WORD = re.compile(r"\w+")
 
 Quotes = dict[int, np.ndarray]
-"""Length of a run of words -> hashes of the benchmark texts' runs of this length, sorted uint64 (n,)."""
+"""n -> hashes of the runs of n consecutive words in benchmark texts, sorted uint64. n is 13, or 8 to 12 for short texts."""
 
 
 def quotes_of(texts: Iterable[str]) -> tuple[Quotes, int, int]:
-    """Return the hashed runs of words to search for, the number of texts, and the number of texts that are too short."""
+    """Hash the runs of words in benchmark texts. Return the hashes, the number of texts, and how many of the texts are ignored
+    because they have fewer than 8 words."""
     found: dict[int, list[np.ndarray]] = {}
     count = short = 0
     for text in texts:
@@ -251,7 +260,7 @@ def quotes_of(texts: Iterable[str]) -> tuple[Quotes, int, int]:
 
 
 def quotes(text: str, looked_for: Quotes) -> bool:
-    """Return whether ``text`` contains one of the runs of words in ``looked_for``."""
+    """Return whether ``text`` contains a run of words whose hash is in ``looked_for``."""
     words = _words(text) if looked_for else np.empty(0, np.uint64)
     return any(
         bool(np.isin(hash_runs(words, width), hashes).any())
@@ -268,5 +277,5 @@ def _words(text: str) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2**18)
 def _word(word: str) -> int:
-    # encoding cannot fail: surrogates were replaced when the document was read. Python's hash() differs between processes
+    # not Python's hash(), which differs between processes; encode() cannot fail, because reading has replaced surrogates
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""Cut a document into lines or paragraphs, and remove those that are repeated in the corpus."""
+"""Cut a document into pieces (lines or paragraphs), and remove the pieces that occurred earlier in the corpus."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import NamedTuple
 from springtide.errors import look_up
 
 LEAST_CHARACTERS = 50
-"""Shorter lines and paragraphs are kept even if repeated: they are lists, code and dialogue."""
+"""Minimum length of a piece that may be removed [characters]. Shorter pieces often repeat in lists, code and dialogue."""
 
 
 class Piece(NamedTuple):
-    """A line, or a paragraph: consecutive lines that are not blank."""
+    """A line of a document, or a paragraph: consecutive lines that are not blank."""
 
     begin: int
     end: int
-    """Lines [begin, end) of the document. A paragraph includes the blank lines after it."""
+    """The piece is the lines [begin, end) of the document. A paragraph includes the blank lines that follow it."""
     text: str
-    """Text without spaces at its ends, and for a paragraph without the blank lines after it."""
+    """Text without leading and trailing spaces. For a paragraph, also without the blank lines that follow it."""
 
     @property
     def is_compared(self) -> bool:
@@ -27,12 +27,13 @@ class Piece(NamedTuple):
 
     @property
     def digest(self) -> int:
-        """64-bit hash of the text."""
+        """64-bit hash of the piece's text."""
         return int.from_bytes(hashlib.blake2b(self.text.encode(), digest_size=8).digest(), "little")
 
 
 def pieces(lines: list[str], kind: str) -> Iterator[Piece]:
-    """Yield the pieces of a document in order. ``lines``: lines of the document; ``kind``: ``lines`` or ``paragraphs``."""
+    """Yield the lines or the paragraphs of a document, in order. ``lines``: all lines of the document; ``kind``: ``lines`` or
+    ``paragraphs``."""
     yield from look_up({"lines": _lines, "paragraphs": _paragraphs}, "corpus.deduplicate", kind)(lines)
 
 
@@ -53,8 +54,8 @@ def _paragraphs(lines: list[str]) -> Iterator[Piece]:
 
 
 def without(text: str, kind: str, is_repeated: Callable[[Piece], bool]) -> tuple[str, list[str]]:
-    """Return ``text`` without its repeated pieces, and the texts of the removed pieces. ``is_repeated`` is called once for each
-    piece of at least ``LEAST_CHARACTERS``, in order.
+    """Return ``text`` without its repeated pieces (lines or paragraphs), and the texts of the removed pieces. ``is_repeated``
+    is called once for each piece of at least ``LEAST_CHARACTERS`` characters, in order, and returns True to remove the piece.
 
     >>> line = "A footer that stands below every page of a site, and says nothing."
     >>> without(f"One.\\n{line}\\nTwo.", "lines", lambda piece: True)[0]

@@ -1,7 +1,7 @@
 """Read documents from a file, a folder, a glob or the URL of a store: text, JSON lines, Parquet, token ids and other formats.
 
-A source is cut into *units*: a few small files, or a range of a large one. Units are the same on every machine and are read
-independently, so any number of processes can share the work.
+A source is cut into *units*. A unit is a few small files, or a range of a large file. Every machine cuts a source into the same
+units, and each unit can be read alone, so any number of processes can share the work.
 """
 
 from __future__ import annotations
@@ -61,24 +61,24 @@ from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import CorpusError, explain, redacted
 from springtide.storage import Folder
 
-# Split a text file that holds several documents at its separators.
+# Split a text file with several documents at the separators between them.
 
 
 def split(
     lines: Iterable[tuple[int, bytes]], separator: str, begin: int, end: int, most_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the documents of a range of a file, without surrounding line breaks, each with its place (a byte of the file).
+    """Yield (place, text) of each document in a range of a file. The text has no line breaks around it.
 
-    The place of a document is the first byte of the line with the separator before it; 0 for the first document of the file. A
-    document belongs to the range that contains its place.
+    The place of a document is a position in the file [bytes]: where the line with the separator before the document begins. The
+    first document of the file has place 0. A document belongs to the range that contains its place.
 
     Args:
-        lines: (first byte, bytes) of each line, from the first line that begins in the range. A very long line comes in
-            pieces, all with the first byte of the line.
+        lines: (position, bytes) of each line, from the first line that begins in the range. A very long line comes in pieces,
+            which all have the position of the line's first byte.
         separator: text that separates documents, or ``blank_line``.
-        begin: first byte of the range.
-        end: end of the range [bytes]; -1 is the end of the file.
-        most_bytes: a longer document is cut after ``most_bytes`` + 1 bytes.
+        begin: position of the range's first byte.
+        end: position after the range's last byte; -1 is the end of the file.
+        most_bytes: a longer document is cut after ``most_bytes`` + 1 bytes, so that the caller sees that it is too long.
     """
     mark = separator.encode()
     found, place, is_here, rest = bytearray(), 0, begin == 0, b""
@@ -91,7 +91,7 @@ def split(
         else:
             *parts, last = (rest + line).split(mark)
             cut = len(last) if line.endswith(b"\n") else max(0, len(last) - len(mark) + 1)
-            rest = last[cut:]  # the next piece of a long line may hold the rest of a separator
+            rest = last[cut:]  # a separator may begin here and end in the next piece of a long line
             parts.append(last[:cut])
         for number, part in enumerate(parts):
             if number:
@@ -109,13 +109,15 @@ def split(
 _UNIT_BYTES = 4 * 2**20
 _UNIT_FILES = 256
 _MOST_BYTES = 64 * 2**20
-"""Most bytes of a document. A small compressed file may expand beyond memory, and each process that reads documents holds one
-several times: as bytes, as text and as JSON."""
+"""Maximum size of a document [bytes]. Without a limit, a small compressed file could expand beyond memory. A process that reads
+documents holds each document several times: as bytes, as text and as JSON."""
 _READ_BYTES = 2**20
 _LINES_COUNTED_BYTES = 16 * 2**20
-"""How far into a file lines are counted to report a line number. An error further on reports the byte instead."""
+"""Position in a file up to which messages give a line number [bytes]. Beyond it, counting lines takes too long, and messages
+give the byte instead."""
 _POINTER_BYTES = 1024
-"""Files shorter than this are checked for being a Git LFS pointer, which would be misread as an array of token ids."""
+"""Files shorter than this [bytes] may be a Git LFS pointer, which would be misread as an array of token ids, and are
+checked."""
 _ROWS_AT_ONCE = 256
 _FOOTERS_AT_ONCE = 16
 _NAMES_SHOWN = 20
@@ -123,44 +125,46 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Unit(NamedTuple):
-    """A few small files, or a range of a large one, that one process reads at a time."""
+    """The part of a source that one process reads at a time: a few small files, or a range of a large file."""
 
     names: tuple[str, ...]
     begin: int = 0
     end: int = -1
-    """Bytes [begin, end) of JSON lines, separated text and arrays of token ids, row groups [begin, end) of Parquet, or
-    documents [begin, end) of a Megatron-LM dataset; -1 is the end of the file."""
+    """The unit is the range [begin, end) of a file; -1 is the end of the file. The range counts row groups of a Parquet file,
+    documents of a Megatron-LM dataset, and bytes of JSON lines, separated text and arrays of token ids."""
     num_bytes: int = 0
-    """Bytes that the unit takes in its files; for Parquet, before compression."""
+    """Size of the unit in its files; for Parquet, the size before compression [bytes]."""
     layout: str = ""
-    """Layout of a litdata chunk (``LOADER:TYPE:COMPRESSION``, from ``token_files.litdata_chunks``); empty for other files."""
+    """If the file is a chunk of a litdata dataset: how to read it, ``LOADER:TYPE:COMPRESSION``. Empty for any other file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusReader:
-    """A folder and its files that contain documents."""
+    """Reads the documents of one source: some files in a folder."""
 
     folder: Folder
     names: tuple[str, ...]
     field: str = "text"
-    """Field that holds the text, or the token ids, in JSON lines, Parquet records and MDS samples."""
+    """Name of the field or column that holds the text, the token ids or the messages of a record."""
     separator: str = ""
-    """Text between the documents of a text file; ``blank_line``: empty lines separate documents; empty: a file is one
+    """Text that separates the documents of a text file. ``blank_line``: blank lines separate documents. Empty: each file is one
     document."""
     beside: tuple[str, ...] = ()
-    """Files that are read together with ``names``: each ``index.json``, and the ``.bin`` of each Megatron-LM ``.idx``."""
+    """Files that are not read as documents, but are needed to read ``names``: each ``index.json``, and the ``.bin`` of each
+    Megatron-LM ``.idx``."""
     is_chat: bool = False
-    """Whether records are chats, not texts."""
+    """Whether the records of the source are chats, not texts."""
     seen: Mapping[str, Look | None] = dataclasses.field(default_factory=dict, compare=False)
-    """File name -> size and last change, from the listing that found the files. A file that is missing here costs one request
-    to its store."""
+    """File name -> size and last change, from the listing that found the files. For a file that is missing here, one request to
+    the store gets its size and last change."""
     is_code: bool = False
     """Whether .json, .csv and .tsv files are read as plain text, as in a folder of source code."""
     left_out: tuple[str, ...] = dataclasses.field(default=(), compare=False)
-    """Files that are not read: documentation and the like, hidden files, and other splits of a saved dataset."""
+    """Files that are not read: documentation, licences, marker files, hidden files, and splits other than ``train`` of a saved
+    dataset."""
     state: str = ""
-    """Stored fingerprint of all files. Set only in a reader that ``bare`` returned, which has no file names to compute it
-    from."""
+    """Fingerprint of all files of the source. Set only in a copy that ``bare`` returned: the copy has no file names, so it
+    cannot compute the fingerprint."""
 
     def fingerprint(self) -> str:
         """Return a hash that changes when a file is added, removed or rewritten; does not read file contents."""
@@ -168,13 +172,14 @@ class CorpusReader:
         for name, look in self.looks().items():
             line = f"{redacted(name)}\0{look.replace(' ', chr(0), 1)}\n"
             if name in read and ((kind := self._kind(name)) in NEW_KINDS or compression_of(name) == "xz"):
-                # an earlier version of springtide read such a file as text: the same file must now have another fingerprint
+                # an earlier version of springtide read such a file as text: its fingerprint must now differ, so that the file
+                # is prepared again
                 line = f"{kind}\0{line}"
-            state.update(line.encode("utf-8", "surrogatepass"))  # names are bytes, and need not be UTF-8
+            state.update(line.encode("utf-8", "surrogatepass"))  # a file name may be any bytes
         return state.hexdigest()
 
     def looks(self) -> dict[str, str]:
-        """Return the size and the last change of each file, by name."""
+        """Return file name -> text with the size [bytes] and the last change of the file, separated by a space."""
         found = {}
         for name in (*self.names, *self.beside):
             look = self._look(name)
@@ -190,17 +195,17 @@ class CorpusReader:
         return self.seen.get(name) or look_of(info) or Look(info["size"], "")
 
     def num_bytes(self) -> int:
-        """Return the total size of all files [bytes]. A size that the file listing did not give is requested from the store."""
+        """Return the total size of all files [bytes]. If the file listing lacks a size, request it from the store."""
         return sum(self._look(name).size for name in (*self.names, *self.beside))
 
     def bare(self) -> CorpusReader:
-        """Return a copy without the list of file names, so that it is small to send to a task. The task needs no list: each
-        unit of work that it gets has the names of its own files."""
+        """Return a copy without the list of file names, so that sending it to a task is cheap. A task needs no list, because
+        each unit that the task reads has the names of its files."""
         return dataclasses.replace(self, names=(), beside=(), seen={}, left_out=(), state=self.fingerprint())
 
     def units(self) -> list[Unit]:
         """Cut the source into units of about 4 MiB, in the order of file names. A unit is a few small files, or a range of a
-        large one."""
+        large file."""
         units: list[Unit] = []
         small: list[str] = []
         size = 0
@@ -229,7 +234,7 @@ class CorpusReader:
         return [*units, Unit(tuple(small), num_bytes=size)] if small else units
 
     def _footers(self, names: Sequence[str]) -> Iterator[list[int]]:
-        """Yield the sizes of the row groups of each Parquet file in ``names`` [bytes]. Reads several footers concurrently."""
+        """Yield for each Parquet file in ``names`` the sizes of its row groups [bytes]. Reads up to 16 files concurrently."""
 
         def sizes(name: str) -> list[int]:
             with self._blamed(name), self.folder.open(name) as file:
@@ -241,15 +246,15 @@ class CorpusReader:
                 yield from threads.map(sizes, names)
 
     def read(self, unit: Unit, vocabulary: Tokenizer | None = None) -> Iterator[Document | Broken]:
-        """Yield the documents of ``unit`` in the order of its files. Bytes that are not UTF-8, and halves of surrogate pairs,
-        become U+FFFD.
+        """Yield the documents of ``unit`` in the order of its files, and a ``Broken`` for each record that cannot be used.
+        Bytes that are not UTF-8, and halves of surrogate pairs, become U+FFFD.
 
         Args:
-            vocabulary: the tokenizer that made the token ids of the source; without one, token ids are skipped.
+            vocabulary: the tokenizer that made the token ids of the source. If it is None, token ids are skipped.
 
         Raises:
-            CorpusError: a file with damaged compression, Parquet or indexes, an id that the tokenizer does not have, or a bad
-                chat.
+            CorpusError: a file is damaged or in another format than its name says, the tokenizer lacks a token id, or the
+                records hold chats but ``corpus.chat_template`` is not set.
         """
         for name in unit.names:
             with self._blamed(name):
@@ -291,15 +296,15 @@ class CorpusReader:
         except BadTable as error:
             raise CorpusError(explain("corpus.source", self.folder.where(name), *error.args)) from None
         except (pa.ArrowException, UnicodeDecodeError, IndexError, OSError) as error:
-            # UnicodeDecodeError also covers column names that are not UTF-8; IndexError: a bad index into a Parquet dictionary
+            # UnicodeDecodeError: a column name is not UTF-8; IndexError: a row has a wrong index into a Parquet dictionary
             if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
-                raise  # an error of the disk or network; pyarrow raises a plain OSError for bytes it cannot decode
+                raise  # an error of disk or network: pyarrow raises an OSError without errno if it cannot decode bytes
             self._check_format(name)
             where, remedy = self.folder.where(name), "restore the file, or exclude it"
             raise CorpusError(explain("corpus.source", where, f"cannot be read ({error})", remedy)) from error
 
     def _check_format(self, name: str) -> None:
-        """Raise CorpusError if file ``name`` begins like a format that its name does not indicate."""
+        """Raise CorpusError if the first bytes of file ``name`` are of a format that its suffix does not name, such as gzip."""
         with self.folder.open(name) as file:
             self._refuse(name, other_format(file.read(SAMPLE_BYTES), name))
 
@@ -308,14 +313,15 @@ class CorpusReader:
             raise CorpusError(explain("corpus.source", self.folder.where(name), *found))
 
     def _open(self, name: str, must_be_text: bool = False) -> IO[bytes]:
-        """Open a file for reading, decompressed. ``must_be_text``: raise CorpusError if its first bytes are not text."""
+        """Open a file, decompressed if its suffix names a compression. ``must_be_text``: raise CorpusError if its first bytes
+        are not text."""
         data: Any = self.folder.open(name)
         file: Any
         if (compression := compression_of(name)) == "xz":
             file = io.BufferedReader(XzFile(data), _READ_BYTES)
-        elif compression:  # by pyarrow, because Python's own library cannot read zstd yet
+        elif compression:  # pyarrow decompresses, because Python's own library lacks zstd
             file = io.BufferedReader(pa.CompressedInputStream(data, compression))
-        else:  # ``readline`` of fsspec's remote files has no size limit, so they are wrapped
+        else:  # wrap remote files: ``readline`` of fsspec has no size limit, so a huge line would fill memory
             file = data if isinstance(data, io.BufferedReader) else io.BufferedReader(data, _READ_BYTES)
         if must_be_text and (found := not_text(file.peek(SAMPLE_BYTES), name)):
             file.close()
@@ -323,8 +329,8 @@ class CorpusReader:
         return file
 
     def _lines(self, name: str, unit: Unit) -> Iterator[Document | Broken | Tokens]:
-        """Yield the documents of a unit of JSON lines. A line belongs to the unit whose range contains the line's first
-        byte."""
+        """Yield the documents of a unit of JSON lines. A line belongs to the unit whose range contains the first byte of the
+        line."""
         with self._open(name, must_be_text=not unit.begin) as file:
             place = unit.begin
             if unit.begin:
@@ -337,7 +343,7 @@ class CorpusReader:
                 if len(line) > _MOST_BYTES:
                     yield _too_long(f"{name}@{place}", line)
                     place += 0 if line.endswith(b"\n") else _skip_line(file, place + len(line), unit.end)
-                elif (record := _without_mark(line)).strip():  # files joined by ``cat`` have byte order marks inside
+                elif (record := _without_mark(line)).strip():  # ``cat`` leaves byte order marks inside a file
                     yield self._record(f"{name}@{place}", record)
                 place += len(line)
 
@@ -375,7 +381,7 @@ class CorpusReader:
         return Document(name, _SURROGATE.sub("\ufffd", found))  # JSON can encode half a surrogate pair
 
     def _chat(self, name: str, record: Any, sample: str) -> Document | Broken:
-        """Return the chat of a record, or a ``Broken`` record with the reason why it is dropped."""
+        """Return the chat of a record, or a ``Broken`` with the reason to drop the record."""
         try:
             found = chats_of(record, self.field)
         except BadChat as error:
@@ -387,7 +393,8 @@ class CorpusReader:
         return Document(name, text, turns=turns, rejected=rejected)
 
     def line_of(self, name: str) -> str:
-        """Return where a record is, for messages: file and line, or row group and row; far into a large file, the byte."""
+        """Return where a record is, for messages: its file and line, or row group and row. More than 16 MiB into a file, and in
+        a tar, it is the byte instead of the line. ``name``: name of the document."""
         file, _, place = name.rpartition("@")
         where = redacted(self.folder.where(file))
         if "/" in place:
@@ -403,7 +410,8 @@ class CorpusReader:
         return f"{where}, line {line}"
 
     def _check_is_text(self, name: str, names: Collection[str]) -> None:
-        """Raise CorpusError if a record with fields ``names`` holds a chat, for which ``corpus.chat_template`` must be set."""
+        """Raise CorpusError if a record with the fields ``names`` holds a chat: ``corpus.chat_template`` must then be set.
+        ``name``: name of the record, for the error."""
         if self.field == "text" and "text" not in names and has_chat(names):
             limit = f"is empty, and {self.line_of(name)} holds a chat"
             raise CorpusError(
@@ -411,8 +419,10 @@ class CorpusReader:
             )
 
     def _columns(self, name: str, first: str, schema: pa.Schema) -> tuple[list[str], list[str]]:
-        """Return the columns to read from a Parquet or Arrow file, and the path to the text, empty for chats. ``first``: name
-        of the file's first record. CorpusError if ``self.field`` is missing, ambiguous or a struct of several fields."""
+        """Return the columns to read from a Parquet or Arrow file, and the path (column, then struct fields) to the text.
+
+        The path is empty for chats. ``first``: name of the file's first record, for errors. Raises CorpusError if the column
+        ``self.field`` is missing, occurs twice or is a struct of several fields."""
         if self.is_chat:
             return [one for one in schema.names if one in (self.field, *chats.COLUMNS)], []
         self._check_is_text(first, schema.names)
@@ -436,7 +446,7 @@ class CorpusReader:
             parquet = pq.ParquetFile(file, metadata=footer)
             columns, path = self._columns(name, f"{name}@{unit.begin}/0", parquet.schema_arrow)
             if len(path) == 1 and is_text(type_of(path, parquet.schema_arrow)):
-                # keep shared values once in memory: expanded to one copy per row, a small file may exceed memory
+                # read values as a dictionary: with a copy per row, a small file of one repeated text could exceed memory
                 parquet = pq.ParquetFile(file, metadata=footer, read_dictionary=path)
             last = parquet.metadata.num_row_groups if unit.end < 0 else unit.end
             for group in range(unit.begin, last):
@@ -456,10 +466,11 @@ class CorpusReader:
     def _of_batches(
         self, where: str, batches: Iterable[pa.RecordBatch], path: list[str]
     ) -> Iterator[Document | Broken | Tokens]:
-        """Yield the documents in record batches of a file. ``path``: path to the text column; empty for chats."""
+        """Yield the documents in record batches of a file. ``where``: file and row group, for names of documents; ``path``:
+        column, then struct fields, that lead to the text; empty for chats."""
         if self.is_chat:
             for row, record in enumerate(record for batch in batches for record in batch.to_pylist()):
-                # Parquet gives every row the struct keys of all rows, such as arguments of other tools, with null as value
+                # Parquet gives each row the struct keys of all rows, such as arguments of other tools: drop keys that are null
                 yield self._chat(f"{where}/{row}", without_nulls(record), repr(record)[:SAMPLE])
             return
         for row, value in enumerate(value for batch in batches for value in values_of(part_of(batch, path))):
@@ -518,26 +529,27 @@ class CorpusReader:
 
 @functools.lru_cache(maxsize=1)
 def _footer(folder: Folder, name: str, state: str) -> pq.FileMetaData:
-    """Return the footer of a Parquet file. Cached, because a footer of 8,000 row groups takes 8 ms to read, and each row group
-    is a unit. ``state``: a string that changes when the file does."""
+    """Return the footer of a Parquet file. Cached, because each row group is a unit and needs the footer, and reading the
+    footer of 8,000 row groups takes 8 ms. ``state``: any text that changes when the file changes, so that the cache is not
+    stale."""
     with folder.open(name) as file:
         return pq.read_metadata(file)
 
 
 def _inner(record: Any, path: Sequence[str]) -> Any:
-    """Return the value at ``path``, a sequence of keys, in nested JSON objects; None if there is none."""
+    """Follow ``path``, a sequence of keys, through nested JSON objects, and return the value; None if a key is missing."""
     for name in path:
         record = record.get(name) if isinstance(record, dict) else None
     return record
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the names of columns for an error message, shortened: a file may have any number of names of any length."""
+    """Return the names of columns for an error message, shortened, because a file may have very many or very long names."""
     return ", ".join(name[:SAMPLE] for name in names[:_NAMES_SHOWN]) or "none: it has no columns"
 
 
 def _without_mark(beginning: bytes) -> bytes:
-    """Return the beginning of a file without the UTF-8 byte order mark that Windows programs write."""
+    """Remove from the beginning of a file the UTF-8 byte order mark that Windows programs write."""
     return beginning.removeprefix(codecs.BOM_UTF8)
 
 
@@ -550,8 +562,8 @@ def _too_long(name: str, data: bytes) -> Broken:
 
 
 def _skip_line(file: IO[bytes], begin: int, end: int) -> int:
-    """Read from byte ``begin`` to the end of the line, and return the number of bytes read. Stop early once past ``end``,
-    unless ``end`` is -1 (the end of the file)."""
+    """Read the rest of a line from byte ``begin``, and return the number of bytes read. Stop early after byte ``end``. If
+    ``end`` is -1, never stop early."""
     read = 0
     while (end < 0 or begin + read <= end) and (part := file.readline(_READ_BYTES)):
         read += len(part)
@@ -561,7 +573,8 @@ def _skip_line(file: IO[bytes], begin: int, end: int) -> int:
 
 
 def _pieces(file: IO[bytes], place: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (first byte, bytes) of each line from byte ``place`` on. A long line comes in pieces with the same first byte."""
+    """Yield (position in the file, bytes) of each line from byte ``place`` on. A line of more than 1 MiB comes in pieces, which
+    all have the position of the line."""
     at = place
     while piece := file.readline(_READ_BYTES):
         yield at, piece if place else _without_mark(piece)
@@ -573,7 +586,8 @@ def _pieces(file: IO[bytes], place: int) -> Iterator[tuple[int, bytes]]:
 def open_source(
     source: str, max_files: int = 0, field: str = "text", separator: str = "", is_chat: bool = False
 ) -> CorpusReader:
-    """Find the files of ``corpus.source``; CorpusError if it is missing, cannot be reached or has no files."""
+    """Find the files of ``corpus.source``. Raises CorpusError if the source does not exist, cannot be reached or has no
+    files."""
     if source == "stdlib":
         folder, names = library_files()
         folder, found, hidden = Found(folder, dict.fromkeys(names), ())

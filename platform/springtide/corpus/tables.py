@@ -19,7 +19,7 @@ from springtide.errors import CorpusError, explain
 from springtide.storage import Folder
 
 SAMPLE = 200
-"""Characters of a broken record that are kept as its sample."""
+"""Number of characters of a broken record that are kept, to show in a report."""
 _BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 _STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, *_BINARY)
 _MOST_NAMES = 20
@@ -35,8 +35,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def path_of(field: str, schema: pa.Schema) -> list[str]:
-    """Return the path to ``field``: the name of a column, or the names that lead to a field of a struct (``a.b`` is b of the
-    struct a). Empty if there is no such field."""
+    """Return the path to ``field``, a list of names: a column, then fields of structs. ``a.b`` gives ["a", "b"], the field b of
+    the struct column a. Return [] if there is no such field."""
     if field in schema.names:
         return [field]
     first, *path = field.split(".")
@@ -57,7 +57,7 @@ def type_of(path: list[str], schema: pa.Schema) -> pa.DataType:
 
 
 def names_of(schema: pa.Schema) -> list[str]:
-    """Return the first few names that ``corpus.field`` could be set to: columns, and fields of structs."""
+    """Return up to 20 names that are valid for ``corpus.field``: columns, and fields of structs (``a.b``)."""
     found = []
     for column in schema:
         inner = [column.type.field(number).name for number in range(column.type.num_fields)]
@@ -66,9 +66,10 @@ def names_of(schema: pa.Schema) -> list[str]:
 
 
 def values_of(column: pa.Array) -> Iterator[bytes | str | np.ndarray]:
-    """Yield each value of a column: bytes for a text, an array for a list of whole numbers. For a value of another type, or
-    bytes that are not text, yield the beginning of its repr. Texts stay bytes, because pyarrow refuses a whole column if one
-    text is not UTF-8."""
+    """Yield each value of a column: bytes for a text, an array for a list of whole numbers. For any other value, such as null
+    or bytes that are not text, yield a str, the beginning of its repr. Texts stay bytes: if one text is not UTF-8, pyarrow
+        fails
+    to decode the whole column."""
     if is_ids(column.type):
         for value in column:
             ids = value.values
@@ -81,7 +82,7 @@ def values_of(column: pa.Array) -> Iterator[bytes | str | np.ndarray]:
     is_shared = pa.types.is_dictionary(column.type)
     texts = (column.dictionary if is_shared else column).cast("large_binary")
     for index in column.indices.to_pylist() if is_shared else range(len(texts)):
-        if is_shared and index is not None and not 0 <= index < len(texts):  # pyarrow does not check this
+        if is_shared and index is not None and not 0 <= index < len(texts):  # pyarrow does not check indices
             raise pa.ArrowInvalid(f"a row refers to entry {index} of a dictionary of {len(texts)}")
         text = None if index is None else texts[index].as_py()
         if text is None or (is_binary and not_text(text, "")):
@@ -92,27 +93,29 @@ def values_of(column: pa.Array) -> Iterator[bytes | str | np.ndarray]:
 
 # Read record batches of an Arrow stream or file, as the datasets library's ``save_to_disk`` writes them, in bounded memory.
 #
-# pyarrow does not check the offsets in a batch, and bad offsets in a hostile file read foreign memory: see ``checked``.
+# pyarrow does not check the offsets in a batch. With wrong offsets, a hostile file could make it read other memory of the
+# process. ``checked`` checks them.
 
 _MAGIC = b"ARROW1\0\0"
-"""Beginning of an Arrow file, which holds a stream and an index. The index is not needed here."""
+"""First bytes of an Arrow file. An Arrow stream and an index follow; the index is not needed here."""
 _READ_BYTES = 2**20
 MOST_BATCH_BYTES = 512 * 2**20
-"""Most bytes of a batch, which is read whole."""
+"""Maximum size of a record batch [bytes]. A batch is held in memory as a whole."""
 _AS_BINARY = ((pa.string(), pa.binary()), (pa.large_string(), pa.large_binary()), (pa.string_view(), pa.binary_view()))
 
 
 def read_batches(file: IO[bytes]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema of an Arrow stream or file, and its batches. Values are not checked: see ``checked``.
+    """Return the schema of an Arrow stream or file, and an iterator over its batches. The caller must pass each column to
+    ``checked``, because its values are not checked here.
 
     Raises:
-        pa.ArrowException, OSError: the file is damaged, or has a batch that is too large, dictionary columns or compressed
-            buffers.
+        pa.ArrowException, OSError: the file is damaged, or it has a batch of more than 512 MiB, a column with a dictionary, or
+            compressed buffers.
     """
     source: Any = _Parts(file)
     messages = pa.ipc.MessageReader.open_stream(source)
     first = next(messages, None)
-    if first is None or first.type != "schema":  # pyarrow crashes if another message is read as a schema
+    if first is None or first.type != "schema":  # else pyarrow would crash when it reads the message as a schema
         raise pa.ArrowInvalid("does not begin with a schema")
     schema = pa.ipc.read_schema(first)
     return schema, (_batch(message, schema) for message in messages)
@@ -127,8 +130,8 @@ def _batch(message: pa.Message, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def checked(column: pa.Array, is_text: bool = True) -> pa.Array:
-    """Return a column whose offsets and indices are checked; ArrowInvalid if one is out of bounds. ``is_text``: return texts as
-    bytes, because they need not be UTF-8."""
+    """Check the offsets and indices of a column, and return the column. Raises ArrowInvalid if one is out of bounds.
+    ``is_text``: return texts as bytes, because they may not be UTF-8."""
     for text, binary in _AS_BINARY if is_text else ():
         if column.type == text:
             column = column.view(binary)
@@ -137,7 +140,8 @@ def checked(column: pa.Array, is_text: bool = True) -> pa.Array:
 
 
 def part_of(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
-    """Return the column of a batch at ``path``, which may lead into a struct: ``["a", "b"]`` is b of the struct a."""
+    """Return the column of a batch at ``path``, a column name, then fields of structs: ``["a", "b"]`` is field b of the struct
+    column a."""
     column = batch.column(path[0])
     for name in path[1:]:
         column.validate()
@@ -146,7 +150,8 @@ def part_of(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
 
 
 class _Parts:
-    """A file whose reads are done in parts, so that a hostile length takes no more memory than the file has bytes."""
+    """A file that reads long ranges 1 MiB at a time. If a hostile file claims a length of gigabytes, no more memory is
+    allocated than the file has bytes."""
 
     closed = False
 
@@ -156,7 +161,7 @@ class _Parts:
         self._before = b"" if beginning == _MAGIC else beginning
 
     def read(self, size: int) -> bytes:
-        """Return ``size`` bytes, or fewer at the end."""
+        """Return ``size`` bytes, or fewer at the end of the file."""
         if size > MOST_BATCH_BYTES:
             raise pa.ArrowInvalid(
                 f"has a part of {size:,} bytes, more than {MOST_BATCH_BYTES:,}: write smaller batches"
@@ -170,8 +175,8 @@ class _Parts:
 
 
 def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Return whether the buffers of a record batch are compressed. pyarrow does not expose this, so check whether the
-    FlatBuffers table in ``metadata`` has the field ``compression``."""
+    """Return whether the buffers of a record batch are compressed. pyarrow does not expose this. So read from ``metadata``, a
+    FlatBuffers table, whether it has the field ``compression``."""
     data = metadata.to_pybytes()
     message = struct.unpack_from("<I", data)[0]
     header = _field(data, message, 2)
@@ -180,7 +185,8 @@ def _is_compressed(metadata: pa.Buffer) -> bool:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Return the byte at which a field of a FlatBuffers table begins, 0 if the table lacks the field."""
+    """Return the position in ``data`` at which field ``number`` of a FlatBuffers table begins; 0 if the table lacks the
+    field."""
     fields = table - struct.unpack_from("<i", data, table)[0]
     size = struct.unpack_from("<H", data, fields)[0]
     place = struct.unpack_from("<H", data, fields + 4 + 2 * number)[0] if 4 + 2 * number < size else 0
@@ -189,17 +195,18 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 # Find the data files in folders that the datasets library's ``save_to_disk`` wrote.
 #
-# state.json            the files of a dataset; the folder may also hold cache-*.arrow files of later calls of ``map``
-# dataset_dict.json     names of splits; each split is a dataset in a folder of that name
+# state.json            names the files of the dataset; calls of ``map`` may add cache-*.arrow files, which are not part of it
+# dataset_dict.json     names the splits, such as train and test; each split is a dataset in a subfolder of its name
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 _TRAIN = "train"
 _MOST_BYTES = 4 * 2**20
-"""Most bytes of a state.json or dataset_dict.json."""
+"""Maximum size of a state.json or dataset_dict.json [bytes]."""
 
 
 def no_data_of(folder: Folder, names: Collection[str]) -> set[str]:
-    """Return the files in ``names`` to skip: Arrow files that a saved dataset does not list, and splits other than ``train``.
+    """Return the files in ``names`` to skip: Arrow files that the state.json in their folder does not list, and files of splits
+    other than ``train``.
 
     Raises:
         CorpusError: a state.json or dataset_dict.json is damaged, lists a missing file, or lists splits without ``train``.
@@ -252,23 +259,26 @@ def _damaged(folder: Folder, name: str) -> CorpusError:
     return CorpusError(explain("corpus.source", folder.where(name), problem, "restore the file, or exclude it"))
 
 
-# Read the rows of a CSV or TSV file in bounded memory. A quoted cell may hold line breaks, so a file is read from its start.
+# Read the rows of a CSV or TSV file in bounded memory. A file is always read from its start, because a quoted cell may hold
+# line breaks, so a line break in the middle of the file may not begin a row.
 
 _MOST_CELLS = 2**16
-"""Most cells of a row [cells]: an empty cell takes one byte of the file and eight bytes of memory."""
+"""Maximum number of cells in a row. An empty cell takes one byte of the file, but eight bytes of memory."""
 
 
 class BadTable(Exception):
-    """A table that cannot be read further. Arguments: the problem, and the remedy."""
+    """A CSV or TSV file cannot be read further. Arguments: the problem, and the remedy."""
 
 
 def read_rows(file: IO[bytes], delimiter: str, most_bytes: int) -> Iterator[tuple[int, list[str] | str]]:
-    """Yield (first byte, cells) of each row, or (first byte, problem) if it is not CSV. Bytes that are not UTF-8 become U+FFFD.
+    """Yield (position, cells) of each row; the position is its first byte in the file. For a row that is not CSV, yield
+    (position, problem). Bytes that are not UTF-8 become U+FFFD.
 
     Raises:
-        BadTable: a row has more than ``most_bytes``, as when a quote is never closed, or more than 65,536 cells.
+        BadTable: a row has more than 65,536 cells, or more than ``most_bytes`` bytes, for example because a quote is never
+            closed.
     """
-    csv.field_size_limit(max(csv.field_size_limit(), most_bytes))  # a limit of the whole process; by default 128 KiB
+    csv.field_size_limit(max(csv.field_size_limit(), most_bytes))  # global setting, 128 KiB by default
     lines = _Lines(file, delimiter.encode(), most_bytes)
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
@@ -285,14 +295,14 @@ def read_rows(file: IO[bytes], delimiter: str, most_bytes: int) -> Iterator[tupl
 
 
 class _Lines:
-    """The lines of a file as texts. Raises BadTable when the lines of one row exceed ``most_bytes``."""
+    """Iterator over the lines of a file, as str. Raises BadTable if the lines of one row exceed ``most_bytes``."""
 
     def __init__(self, file: IO[bytes], delimiter: bytes, most_bytes: int) -> None:
         self._file, self._delimiter, self._most_bytes = file, delimiter, most_bytes
         self._place = self._begin = 0
 
     def begin_row(self) -> int:
-        """Begin a row at the next line, and return its first byte."""
+        """Begin a new row at the next line. Return the position in the file at which the row begins [bytes]."""
         self._begin = self._place
         return self._begin
 

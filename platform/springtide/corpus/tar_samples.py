@@ -1,7 +1,9 @@
-"""Read the samples of a WebDataset tar: consecutive members that share their name up to the first dot after the folder.
+"""Read the samples of a WebDataset tar. A sample is consecutive members (files of the tar) whose names are equal up to the
+first dot after the folder, such as ``a/1.txt`` and ``a/1.json``.
 
-The tar is read from its beginning, and nothing is unpacked: names are not used to open files, and links, devices and folders
-are skipped. Headers are parsed here, because Python's ``tarfile`` keeps every header and reads a header of any size whole.
+The tar is read from its beginning, and no file is written to disk, so a hostile name is harmless. Links, devices and folders
+are skipped. Headers are parsed here, because Python's ``tarfile`` keeps all headers in memory, and reads a header of any size
+whole.
 """
 
 from __future__ import annotations
@@ -15,30 +17,30 @@ from typing import IO, NamedTuple
 _BLOCK = 512
 _READ_BYTES = 2**20
 _MOST_NAME_BYTES = 2**16
-"""Most bytes of a header that holds a long name."""
+"""Maximum size of an extra header that holds a long name [bytes]."""
 _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 _SPARSE = re.compile(rb"GNU\.sparse")
 _PAX = re.compile(rb"(\d{1,9}) ([^=\n]+)=")
 
 
 class Sample(NamedTuple):
-    """The member of a sample that holds its text."""
+    """The one member (file in the tar) of a WebDataset sample that is read: it holds the text."""
 
     place: int
-    """First byte of the member's header in the tar [bytes]."""
+    """Position in the tar at which the member's header begins [bytes]."""
     name: str
     suffix: str
-    """Part of the name after the first dot, in lower case; empty if no member of the sample has text."""
+    """Part of the member's name after the first dot, in lower case; empty if no member of the sample holds text."""
     data: bytes
     """Content of the member, cut after ``most_bytes`` + 1 bytes."""
 
 
 def read_samples(file: IO[bytes], suffixes: tuple[str, ...], most_bytes: int) -> Iterator[Sample]:
-    """Yield one member per sample: the one with the first of ``suffixes`` that the sample has. For a sample with none of them,
-    yield its first member with empty data.
+    """Yield one member (file in the tar) per sample. If members of a sample have a suffix in ``suffixes``, yield the member
+    whose suffix comes first there. Otherwise yield the sample's first member, with empty data.
 
     Raises:
-        OSError: the tar is damaged, cut or sparse.
+        OSError: the tar is damaged or cut, or has a sparse file.
     """
     key, best, rank = "", None, 0
     for place, name, size in _members(file):
@@ -61,18 +63,18 @@ def read_samples(file: IO[bytes], suffixes: tuple[str, ...], most_bytes: int) ->
 
 
 def _members(file: IO[bytes]) -> Iterator[tuple[int, str, int]]:
-    """Yield the first byte of the header, the name and the size of each regular file. The caller must read the file's data and
-    its padding to a full block before it takes the next file."""
+    """Yield (position of its header in the tar, name, size) of each regular file in a tar [bytes]. Before taking the next file,
+    the caller must read the data of this file, and the padding up to a multiple of 512 bytes."""
     place = 0
     name, size = "", -1
     while any(block := file.read(_BLOCK)):
         try:
             header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:
-            raise OSError(f"byte {place:,} is no header of a tar: {error}") from None
+            raise OSError(f"byte {place:,} does not begin a tar header: {error}") from None
         length = header.size if size < 0 or header.type not in _FILES else size
         if length < 0:
-            raise OSError(f"the member at byte {place:,} has {length} bytes")
+            raise OSError(f"the member at byte {place:,} has a negative size, {length} bytes")
         if header.type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE):
             if length > _MOST_NAME_BYTES:
                 raise OSError(f"the header at byte {place:,} has {length:,} bytes, more than {_MOST_NAME_BYTES:,}")
@@ -98,7 +100,8 @@ def _members(file: IO[bytes]) -> Iterator[tuple[int, str, int]]:
 
 
 def _pax(data: bytes, place: int) -> dict[str, str]:
-    """Return the fields ``path`` and ``size`` of an extended (pax) header, as far as present."""
+    """Return the fields ``path`` and ``size`` of an extended (pax) header. A field that the header lacks is missing in the
+    result."""
     found: dict[str, str] = {}
     at = 0
     while at < len(data) and (field := _PAX.match(data, at)):
@@ -121,7 +124,7 @@ def _pax(data: bytes, place: int) -> dict[str, str]:
 
 
 def _read(file: IO[bytes], size: int) -> bytes:
-    """Return ``size`` bytes. OSError if the tar is cut."""
+    """Return the next ``size`` bytes of the tar. Raises OSError if the tar ends earlier."""
     parts = []
     while size > 0 and (part := file.read(min(size, _READ_BYTES))):
         parts.append(part)

@@ -1,4 +1,4 @@
-"""The program of the process that renders chat templates; ``chat_sandbox`` starts it. The only file that imports ``jinja2``.
+"""Program of the child process that renders chat templates. ``chat_sandbox`` starts it. Only this file imports ``jinja2``.
 
     stdin     HEADER, then a request   {"template": text, "renderings": [{"messages": [...], "marks": [begin, end], ...}]}
     stdout    length, then a reply     {"has_marks": bool} or {"syntax": message, "line": number}
@@ -7,13 +7,13 @@
 
 Requests and replies are JSON. The process ends at the end of stdin.
 
-A template comes with a model, which anybody may have made. Jinja's sandbox blocks access to Python's objects, but not endless
-computation. Operations are too many to limit one by one, so the kernel limits the process:
+A template comes with a model, which anybody may have made, so it may be hostile. Jinja's sandbox blocks access to Python's
+objects, but not endless computation. A template has too many operations to limit one by one, so the kernel limits the process:
 
-1. CPU time of a rendering: the timer's signal has its default action, which ends the process. A handler in Python would wait
-   for the end of the running C call, and ``5|round(-300000000)`` is a single call.
+1. CPU time of a rendering: a timer sends a signal that ends the process. A signal handler in Python would be too late: it waits
+   for the end of the running C call, and ``5|round(-300000000)`` is one very long C call.
 2. Address space: an allocation beyond the limit raises MemoryError.
-3. No new file, no byte to a file, no process: for a template that escapes the sandbox.
+3. Files and processes: the process cannot open or write files or start processes, even if a template escapes the sandbox.
 
 The program is started by path and does not import springtide, which makes it start in 60 ms instead of a second.
 """
@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path += sys.argv[2:]  # the folders of jinja2 and markupsafe: python -I -S does not add site-packages
+    sys.path += sys.argv[2:]  # add the folders of jinja2 and markupsafe: python -I -S leaves out site-packages
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
@@ -44,27 +44,30 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 _HEADER, _LENGTH_BYTES = struct.Struct("!QdQQ"), 8
-"""Header of a request: its bytes, and limits for each rendering: CPU seconds, added bytes of memory, bytes of the reply. Must
-equal the header in ``chat_sandbox``."""
+"""Header of a request: the size of the request [bytes], then limits for each rendering: CPU time [s], additional memory
+[bytes], size of the reply [bytes]. Must equal ``_HEADER`` in ``chat_sandbox``. ``_LENGTH_BYTES``: size of the number before a
+reply."""
 _ORPHAN_CHECK_S = 5.0
-"""Interval at which an idle process checks that its parent lives. Stdin ends with the parent, unless a fork of the parent keeps
-the pipe open."""
+"""Interval at which an idle process checks that its parent process lives [s]. The end of stdin is not enough: after the parent
+has ended, a fork of the parent may keep the pipe open."""
 TODAY = datetime.date(2024, 7, 26)
-"""Date that templates get as today. Llama 3.2's template falls back to the same date."""
+"""Date that templates get as today's date. It is fixed so that a dataset does not depend on the day it is made. It is the date
+that Llama 3.2's template uses if it gets none."""
 _NAMES = ("__answer_begins__", "__answer_ends__")
-"""Variables that hold the marks around an answer."""
+"""Names of the template variables that hold the marks before and after an answer."""
 _FILE = "<template>"
 _LAZY = "{{ '\\N{DIGIT ONE}' | striptags | wordwrap | pprint }}{{ missing.name }}"
-"""Template rendered at the start, so that Jinja imports what it imports lazily: a codec, modules for filters and for errors."""
+"""Template that is rendered at the start, before files are forbidden. It makes Jinja import the modules that it imports lazily:
+a codec, and modules for filters and errors."""
 
 
 class _Generation(Extension):
-    """Jinja extension for ``{% generation %}``: a block with the model's answer, as in transformers' templates."""
+    """Jinja extension for the block ``{% generation %}``, which encloses an answer of the model, as in transformers."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return the nodes of the block's body, with a mark before and after them."""
+        """Return the syntax nodes inside the block, with a mark before the first and after the last node."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         begin, end = (nodes.Output([nodes.Name(name, "load")], lineno=line) for name in _NAMES)
@@ -72,7 +75,8 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """Jinja's namespace, which refuses names that begin with an underscore. Source: transformers' ``TemplateNamespace``."""
+    """Jinja's namespace object, but names that begin with an underscore are an error. Source: transformers'
+    ``TemplateNamespace``."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         names = dict(*args[1:], **kwargs)
@@ -97,7 +101,7 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 def _json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Return JSON as transformers' templates expect it, without the HTML escapes of Jinja's own filter."""
+    """Filter ``tojson``: return a value as JSON, without the HTML escapes of Jinja's own filter, as in transformers."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, allow_nan=False
     )
@@ -124,9 +128,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
 _ENVIRONMENT = _environment()
 
 
-@functools.lru_cache(maxsize=1)  # one: constants of other cached templates would count towards the memory limit
+@functools.lru_cache(maxsize=1)  # cache one template: the constants of more would count towards the memory limit
 def _compiled(text: str) -> tuple[Template, bool]:
-    """Return the compiled template, and whether ``{% generation %}`` marks its answers."""
+    """Compile a template. Return it, and whether it marks its answers with ``{% generation %}``."""
     tree = _ENVIRONMENT.parse(text)
     has_marks = any(node.name == _NAMES[0] for node in tree.find_all(nodes.Name))
     return _ENVIRONMENT.from_string(tree), has_marks
@@ -145,22 +149,22 @@ def main(parent: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         for reply in _replies(body, reply_bytes):
-            # write each reply at once: the parent needs to know which rendering ended the process
+            # write each reply as soon as it is ready: if a rendering ends this process, the parent sees which one did
             _write(out, reply)
             signal.setitimer(signal.ITIMER_PROF, cpu_s)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _isolated() -> int:
-    """Drop the rights that a rendering does not need; return the file descriptor for replies."""
+    """Forbid this process to open or write files and to start processes. Return the file descriptor for replies."""
     out, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 1)
-    os.dup2(nothing, 2)  # up to here, errors go to the terminal or log of the parent
+    os.dup2(nothing, 2)  # from here on, errors no longer reach the terminal or log of the parent
     os.close(nothing)
     resource.setrlimit(resource.RLIMIT_NOFILE, (out + 1, out + 1))
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         resource.setrlimit(kind, (0, 0))
-    # undo an ignored or blocked SIGPROF, which a child inherits from its parent
+    # SIGPROF enforces the limit of CPU time: unblock it, because a child inherits an ignored or blocked signal
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     return out
@@ -172,7 +176,7 @@ def _address_space_bytes() -> int:
 
 
 def _next_header(parent: int) -> bytes:
-    """Wait for the header of the next request and return it; empty if stdin or the parent process has ended."""
+    """Wait for the header of the next request and return it. Return b"" if stdin or the parent process has ended."""
     while not select.select([0], [], [], _ORPHAN_CHECK_S)[0]:
         if os.getppid() != parent:
             return b""
@@ -180,7 +184,7 @@ def _next_header(parent: int) -> bytes:
 
 
 def _read(size: int) -> bytes:
-    """Return ``size`` bytes of stdin, or fewer at its end."""
+    """Return the next ``size`` bytes of stdin, or fewer if stdin ends."""
     data = bytearray()
     while len(data) < size and (part := os.read(0, min(size - len(data), 2**20))):
         data += part
@@ -194,7 +198,7 @@ def _write(out: int, reply: bytes) -> None:
 
 
 def _replies(body: bytes, reply_bytes: int) -> Iterator[bytes]:
-    """Yield the replies to a request, up to the first failure."""
+    """Yield the reply to a request's template, then a reply for each of its renderings. Stop after the first failure."""
     try:
         request = json.loads(body)
         compiled = _compiled_or_problem(request["template"])
@@ -225,7 +229,7 @@ def _compiled_or_problem(text: str) -> tuple[Template, bool] | dict[str, Any]:
         return {"syntax": error.message or "", "line": error.lineno}
     except RecursionError:
         return {"syntax": "it is nested too deeply", "line": 1}
-    except Exception as error:  # errors of Python's compiler, for instance too many nested blocks
+    except Exception as error:  # an error of Python's compiler, for example too many nested blocks
         return {"syntax": f"{type(error).__name__}: {str(error)[:300]}", "line": 1}
 
 
@@ -235,7 +239,7 @@ def _rendered(template: Template, rendering: dict[str, Any]) -> dict[str, str]:
         return {"text": template.render(rendering, **around)}
     except MemoryError:
         raise
-    except Exception as error:  # whatever the template's own expressions raise
+    except Exception as error:  # an expression of the template may raise any error
         lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == _FILE]
         where = f"line {lines[-1]} of the template" if lines else "the template"
         what = "calls itself too often" if isinstance(error, RecursionError) else str(error)[:300]
@@ -244,7 +248,7 @@ def _rendered(template: Template, rendering: dict[str, Any]) -> dict[str, str]:
 
 
 def _encoded(reply: dict[str, Any]) -> bytes:
-    # a template may write half of a surrogate pair, which strict UTF-8 cannot encode
+    # surrogatepass: a template may write half of a surrogate pair, which strict UTF-8 cannot encode
     return json.dumps(reply, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
 
 

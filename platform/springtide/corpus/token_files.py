@@ -1,9 +1,9 @@
-"""Recognise and read files that hold token ids instead of text, by their names and the indexes in their folder.
+"""Recognise and read files that hold token ids instead of text. File names and index files in their folder tell the format.
 
 X.idx, X.bin                      Megatron-LM's indexed dataset
 *.mds, also compressed            mosaicml-streaming (MDS)
 index.json with "chunks", *.bin   litdata's tokens
-*.npy, any other *.bin            one array of ids, documents end to end
+*.npy, any other *.bin            one array of ids, in which one document follows another
 a list of whole numbers           a field of a JSON or Parquet record: read in sources.py
 """
 
@@ -32,13 +32,13 @@ _KINDS = {".idx": "megatron", ".mds": "mds", ".npy": "array", ".bin": "array"}
 _PACKED = {".zstd": "zstd", ".zst": "zstd", ".gz": "gzip", ".bz2": "bz2"}
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 _LITDATA = re.compile(r"/?chunk-\d+-\d+(\.[a-z0-9:]+)?\.bin")
-"""Matches the file name of a litdata chunk. Without this check, the header of a chunk would be read as token ids of a raw
-array."""
+"""Matches the file name of a litdata chunk. Without this check, a chunk whose index is missing would be read as a raw array,
+with its header as token ids."""
 _IDS, _TEXT = "input_ids", "text"
 
 
 def is_tokens(name: str) -> bool:
-    """Return True if the file name is one of a format that holds token ids."""
+    """Return True if a file of this name holds token ids."""
     return bool(_kind(name))
 
 
@@ -48,12 +48,13 @@ def _kind(name: str) -> str:
 
 
 def field_of(field: str, names: Collection[str]) -> str:
-    """Return the name of the record's field to read: ``field``, or ``input_ids`` if the default ``text`` is missing."""
+    """Return the field of a record to read: ``field``. If ``field`` is the default ``text`` and ``names`` lack it, but have
+    ``input_ids``, return ``input_ids``."""
     return _IDS if field == _TEXT and _TEXT not in names and _IDS in names else field
 
 
 def ids_of(value: Any) -> np.ndarray | None:
-    """Return a JSON value as an array if it is a list of whole numbers, else None."""
+    """Return a JSON value as an int64 array if it is a list of whole numbers, else None."""
     if not isinstance(value, list) or not all(type(one) is int for one in value):
         return None
     try:
@@ -68,14 +69,15 @@ def is_ids(kind: pa.DataType) -> bool:
 
 
 def with_indexes(folder: Folder, names: tuple[str, ...], has_all: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split ``names`` into files to read as documents, and files that are read with them: each ``index.json``, and the ``.bin``
-    of each ``.idx``.
+    """Split ``names`` into files to read as documents, and files that are needed to read these: each ``index.json``, and the
+    ``.bin`` of each ``.idx``.
 
     Args:
-        has_all: whether ``names`` are all files of the folder. If not, indexes are also searched for in the folder.
+        has_all: whether ``names`` are all files of the folder. If False, index and ``.bin`` files that ``names`` lack are also
+            looked up in the folder.
 
     Raises:
-        CorpusError: an index cannot be read, or names a file that is not there.
+        CorpusError: an index cannot be read, or lists a file that does not exist.
     """
     listed = set(names)
 
@@ -102,13 +104,14 @@ def with_indexes(folder: Folder, names: tuple[str, ...], has_all: bool) -> tuple
         elif chunk := next(
             (one for one in sorted(found) if _LITDATA.fullmatch(one, len(posixpath.dirname(name)))), None
         ):
-            raise unreadable(folder.where(chunk), f"a chunk of litdata's without the {INDEX} that lists it")
+            raise unreadable(folder.where(chunk), f"a chunk of a litdata dataset, without the {INDEX} that lists it")
     return tuple(sorted(found - beside)), tuple(sorted(beside))
 
 
 def _is_beside(folder: Folder, name: str, beside: str) -> bool:
-    """Return True if ``name``, which exists but is not listed by the source, really is in the folder, or in the real folder of
-    the file ``beside``. Otherwise it is a link, and in a source that others made a link may lead to a private file of ours."""
+    """Return True if the file ``name`` may be read although the source does not list it: it is not a link out of the folder, or
+    links to the folder that also holds the target of ``beside``. In a source made by others, any other link may lead to a
+    private file of this machine."""
     if not folder.is_local:
         return True
     path, real = folder.where(name), posixpath.dirname(os.path.realpath(folder.where(beside)))
@@ -116,8 +119,8 @@ def _is_beside(folder: Folder, name: str, beside: str) -> bool:
 
 
 def _apply(folder: Folder, name: str, index: dict[str, Any], found: set[str], listed: set[str]) -> None:
-    """Remove from ``found`` the shards or chunks in the folder of the index ``name`` that ``index`` does not list. If a shard
-    is there both raw and compressed, keep only the raw file."""
+    """Remove from ``found`` the shards or chunks that their index does not list. If a shard exists both raw and compressed,
+    keep only the raw file. ``name``: name of the index file; ``index``: its content; ``listed``: all files of the source."""
     if "shards" in index:
         entries = mds_shards(folder, name, index)
     else:
@@ -136,8 +139,8 @@ def _apply(folder: Folder, name: str, index: dict[str, Any], found: set[str], li
 
 
 def litdata_layouts(folder: Folder, beside: tuple[str, ...]) -> dict[str, str]:
-    """Return chunk name -> layout (``LOADER:TYPE:COMPRESSION``) for the chunks that the litdata indexes among ``beside``
-    list."""
+    """Return the layout (``LOADER:TYPE:COMPRESSION``) of each litdata chunk, by its file name. ``beside``: file names, of which
+    each litdata ``index.json`` lists chunks."""
     layouts: dict[str, str] = {}
     for name in beside:
         if posixpath.basename(name) == INDEX and "chunks" in (index := read_index(folder, name)):
@@ -147,8 +150,8 @@ def litdata_layouts(folder: Folder, beside: tuple[str, ...]) -> dict[str, str]:
 
 
 def ranges(folder: Folder, name: str, unit_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cut a file of token ids into ranges [begin, end) of about ``unit_bytes`` that are read independently. A range counts
-    bytes of an array, or documents of a Megatron-LM dataset. A file of any other format is one range."""
+    """Cut a file of token ids into ranges [begin, end) of about ``unit_bytes``, each of which can be read alone. For an array,
+    ``begin`` and ``end`` count bytes; for a Megatron-LM dataset, documents. Any other file is one range, (0, -1)."""
     kind = _kind(name)
     if kind == "megatron":
         total = num_megatron_documents(folder, name)
@@ -165,11 +168,11 @@ def ranges(folder: Folder, name: str, unit_bytes: int) -> Iterator[tuple[int, in
 def read(
     folder: Folder, name: str, span: tuple[int, int], layout: str, field: str, vocabulary: Tokenizer | None
 ) -> Iterator[Document | Broken | Tokens]:
-    """Yield the records of a file in ``span``, one of its ``ranges``. Without a tokenizer, Megatron-LM and array files yield
-    none.
+    """Yield the records of a file that are in ``span``, one of the ranges that ``ranges`` returned for the file. If
+    ``vocabulary`` is None, Megatron-LM and array files yield nothing, because a tokenizer is needed to decode their ids.
 
     Args:
-        layout: layout of a litdata chunk, as ``litdata_chunks`` returns it; empty for other files.
+        layout: layout of a litdata chunk, ``LOADER:TYPE:COMPRESSION``; empty for other files.
         field: the column of MDS samples to read, which may hold text.
     """
     where, packed = folder.where(name), _PACKED.get(posixpath.splitext(name)[1].lower(), "")
@@ -195,7 +198,8 @@ def _opened(folder: Folder, name: str, packed: str) -> Iterator[IO[bytes]]:
         yield io.BufferedReader(pa.CompressedInputStream(file, packed)) if packed else file
 
 
-# Read Megatron-LM's indexed datasets: ``X.bin`` holds token ids end to end, ``X.idx`` says where each document is.
+# Read Megatron-LM's indexed datasets. ``X.bin`` holds the token ids of all documents, one after another. ``X.idx`` holds the
+# position of each document. It has a header and three columns; u and i are unsigned and signed integers of 1, 4 or 8 bytes:
 #
 # X.idx   "MMIDIDX" 0 0 | version = 1, u8 | code of the id's type, u1 | sequences, u8 | documents + 1, u8
 # length of each sequence, i4 | its place in X.bin, i8 [bytes] | first sequence of each document, i8
@@ -205,10 +209,10 @@ def _opened(folder: Folder, name: str, packed: str) -> Iterator[IO[bytes]]:
 _MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
 _TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""Type code in the header -> type of an id. Codes 6 and 7 are floating-point types."""
+"""Code in the header of an ``.idx`` -> numpy type of a token id. Codes 6 and 7 are missing: they are floating-point types."""
 _DOCUMENTS_AT_ONCE = 1024
 _MOST_SEQUENCES = 2**22
-"""Most sequences in the ``_DOCUMENTS_AT_ONCE`` documents that one batch reads. A document usually has one sequence."""
+"""Maximum number of sequences in the 1,024 documents that are read at once. A document usually has one sequence."""
 
 
 class _MegatronIndex(NamedTuple):
@@ -218,15 +222,15 @@ class _MegatronIndex(NamedTuple):
     sequences: int
     documents: int
     has_documents: bool
-    """Whether the index groups sequences into documents; else each sequence is a document."""
+    """Whether the index groups sequences into documents. If False, each sequence is a document."""
 
     @property
     def where(self) -> str:
         return self.folder.where(self.name)
 
     def column(self, number: int, begin: int, end: int) -> np.ndarray:
-        """Return values [begin, end) of column ``number`` of the index: lengths of sequences (0), their first bytes in the
-        ``.bin`` (1), or first sequences of documents (2)."""
+        """Return the values [begin, end) of a column of the index. Column 0: length of each sequence in ids. Column 1: position
+        of each sequence in the ``.bin`` [bytes]. Column 2: index of the first sequence of each document."""
         start = _HEADER.size + (0, 4, 12)[number] * self.sequences
         kind = np.dtype("<i4" if number == 0 else "<i8")
         data = self.folder.read_range(self.name, start + begin * kind.itemsize, start + end * kind.itemsize)
@@ -241,13 +245,13 @@ def megatron_data(name: str) -> str:
 
 
 def num_megatron_documents(folder: Folder, name: str) -> int:
-    """Return the number of documents that an ``.idx`` lists. CorpusError if the file is not such an index."""
+    """Return the number of documents that an ``.idx`` lists. Raises CorpusError if it is not an index of Megatron-LM."""
     return _megatron_index(folder, name).documents
 
 
 def read_megatron(folder: Folder, name: str, begin: int, end: int) -> Iterator[Tokens | Broken]:
-    """Yield documents [begin, end) of an ``.idx``, with ids from its ``.bin``; an ``end`` of -1 is the last document.
-    CorpusError if the two files do not match."""
+    """Yield the documents [begin, end) that an ``.idx`` lists, with their ids from the ``.bin``. If ``end`` is -1, read to the
+    last document. Raises CorpusError if the ``.idx`` and the ``.bin`` do not match."""
     index = _megatron_index(folder, name)
     size = folder.size(megatron_data(name))
     end = index.documents if end < 0 else end
@@ -270,7 +274,7 @@ def read_megatron(folder: Folder, name: str, begin: int, end: int) -> Iterator[T
         total, ends = int(lengths.sum()), places + lengths * index.kind.itemsize
         if (
             len(places) and total <= MOST_TOKENS and (places[1:] == ends[:-1]).all()
-        ):  # usually the sequences lie end to end: read all at once
+        ):  # the usual case: one sequence follows another without gaps, so one request reads all
             whole = _megatron_document(index, first, places[:1], lengths.sum(keepdims=True))
             offsets = np.concatenate([[0], np.cumsum(lengths)])[bounds - low]
             for number, piece in enumerate(np.split(whole, offsets[1:-1]), first):
@@ -286,8 +290,8 @@ def read_megatron(folder: Folder, name: str, begin: int, end: int) -> Iterator[T
 
 
 def _megatron_document(index: _MegatronIndex, document: int, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the ids of the sequences that begin at bytes ``places`` of the ``.bin``, joined. ``document``: number of the
-    document that holds the first of these sequences, for errors."""
+    """Read sequences from the ``.bin`` and return their ids, joined. ``places``: position of each sequence [bytes];
+    ``lengths``: number of its ids; ``document``: number of the document that the first sequence belongs to, for errors."""
     width, data_file = index.kind.itemsize, megatron_data(index.name)
     data = b"".join(
         index.folder.read_range(data_file, place, place + length * width)
@@ -303,20 +307,21 @@ def _megatron_index(folder: Folder, name: str) -> _MegatronIndex:
     where, size = folder.where(name), folder.size(name)
     head = bytes(folder.read_range(name, 0, _HEADER.size))
     if len(head) < _HEADER.size or not head.startswith(_MAGIC):
-        raise unreadable(where, f"header: it begins with {head[:9]!r}, an index of Megatron-LM with {_MAGIC!r}")
+        raise unreadable(where, f"header: it begins with {head[:9]!r}, not with {_MAGIC!r} as in Megatron-LM")
     _, version, code, sequences, documents = _HEADER.unpack(head)
     if version != 1:
         raise unreadable(where, f"header: version {version}, only 1 is known")
     if code not in _TYPES:
-        raise unreadable(where, f"header: type {code} of a token, known are {', '.join(map(str, _TYPES))}")
+        raise unreadable(where, f"header: type {code} of a token is unknown, known are {', '.join(map(str, _TYPES))}")
     if _HEADER.size + 12 * sequences + 8 * documents > size:
-        raise unreadable(where, f"header: {sequences} sequences and {documents} documents in {size} bytes")
+        raise unreadable(where, f"header: {sequences} sequences and {documents} documents do not fit {size} bytes")
     has_documents = documents > 1
     count = documents - 1 if has_documents else sequences
     return _MegatronIndex(folder, name, np.dtype(_TYPES[code]), sequences, count, has_documents)
 
 
-# Read samples of files that mosaicml-streaming (MDS) and litdata wrote.
+# Read samples from files that mosaicml-streaming (MDS) and litdata wrote. Layout of a file; u4 is an unsigned integer of 4
+# bytes:
 #
 # number of samples, u4 | number + 1 offsets, u4 [bytes] | only in MDS: the columns as JSON | the samples
 #
@@ -325,11 +330,11 @@ def _megatron_index(folder: Folder, name: str) -> _MegatronIndex:
 INDEX = "index.json"
 _MOST_SAMPLES = 2**24
 _MOST_BYTES = 8 * MOST_TOKENS
-"""Most bytes of an MDS or litdata sample."""
+"""Maximum size of an MDS or litdata sample [bytes]."""
 _MOST_COLUMNS_BYTES = 2**20
 _ID_COLUMNS = ("input_ids", "tokens")
 _SCALARS = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
-"""MDS's code of a value's type -> type."""
+"""Code of a type in MDS -> numpy type. The code precedes an array whose type the column's encoding does not give."""
 _NAMES = {
     "uint8": "u1",
     "int8": "i1",
@@ -345,15 +350,15 @@ _ARRAYS = dict(enumerate(("i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8"))
 _FORMATS = {f"no_header_tensor:{code}": kind for code, kind in _TENSORS.items()} | {
     f"no_header_numpy:{code}": kind for code, kind in _ARRAYS.items()
 }
-"""litdata's data format of a one-dimensional tensor or array of whole numbers -> type of a token."""
+"""Name of a data format in litdata -> numpy type of a token. Only one-dimensional tensors or arrays of whole numbers."""
 
 Sample = Document | Broken | Tokens
 
 
 def read_mds(file: IO[bytes], where: str, name: str, field: str) -> Iterator[Sample]:
-    """Yield the texts or token ids in the column ``field`` of an MDS shard. CorpusError if the file is not an MDS shard.
+    """Yield the texts or token ids in the column ``field`` of an MDS shard. Raises CorpusError if the file is not an MDS shard.
 
-    If ``field`` is ``text``, the default, and there is no such column, the column ``input_ids`` or ``tokens`` is read.
+    If ``field`` is the default ``text`` and the shard has no column ``text``, read the column ``input_ids`` or ``tokens``.
     """
     offsets = _offsets(file, where)
     columns_bytes = int(offsets[0]) - 4 * (len(offsets) + 1)
@@ -368,12 +373,12 @@ def read_mds(file: IO[bytes], where: str, name: str, field: str) -> Iterator[Sam
     variable = [number for number, size in enumerate(sizes) if size is None]
     for number, data in _samples(file, offsets, where):
         if len(data) < 4 * len(variable):
-            raise unreadable(where, f"sample {number}: {len(data)} bytes for the sizes of {len(variable)} columns")
+            raise unreadable(where, f"sample {number}: {len(data)} bytes, too few for the {len(variable)} column sizes")
         given = dict(zip(variable, struct.unpack_from(f"<{len(variable)}I", data), strict=True))
         lengths = [given[column] if size is None else size for column, size in enumerate(sizes)]
         begin = 4 * len(variable) + sum(lengths[:place])
         if begin + lengths[place] > len(data):
-            raise unreadable(where, f"sample {number}: column {wanted!r} ends after the sample")
+            raise unreadable(where, f"sample {number}: column {wanted!r} ends after the end of the sample")
         yield _value(decode, f"{name}@{number}", data[begin : begin + lengths[place]], where)
 
 
@@ -386,8 +391,9 @@ def _value(decode: Callable[[bytes], np.ndarray | str], name: str, data: bytes, 
 
 
 def litdata_chunks(folder: Folder, name: str, index: dict[str, Any]) -> tuple[str, list[str]]:
-    """Return the layout of a litdata folder (``LOADER:TYPE:COMPRESSION``), and the names of its chunks. ``index``: what
-    ``read_index`` returns for ``name``. CorpusError unless a sample is one leaf, a one-dimensional tensor or array."""
+    """Return how to read a litdata folder, ``LOADER:TYPE:COMPRESSION``, and the names of its chunks. ``name``: name of the
+    folder's ``index.json``; ``index``: its content, from ``read_index``. Raises CorpusError unless each sample is one
+    one-dimensional tensor or array of whole numbers."""
     where = folder.where(name)
     config = index["config"] if isinstance(index.get("config"), dict) else {}
     formats, compression = config.get("data_format"), config.get("compression") or ""
@@ -406,7 +412,8 @@ def litdata_chunks(folder: Folder, name: str, index: dict[str, Any]) -> tuple[st
 
 
 def read_litdata(file: IO[bytes], where: str, name: str, layout: str) -> Iterator[Tokens]:
-    """Yield the samples of a litdata chunk. ``layout``: as ``litdata_chunks`` returns. CorpusError if the file is no chunk."""
+    """Yield the samples of a litdata chunk. ``layout``: ``LOADER:TYPE:COMPRESSION``, from ``litdata_chunks``. Raises
+    CorpusError if the file is not a chunk of this layout."""
     loader, kind, _ = layout.split(":")
     offsets = _offsets(file, where)
     if int(offsets[0]) != 4 * (len(offsets) + 1):
@@ -414,7 +421,7 @@ def read_litdata(file: IO[bytes], where: str, name: str, layout: str) -> Iterato
     for number, data in _samples(file, offsets, where):
         if loader == "pytree":
             if len(data) < 4 or struct.unpack_from("<I", data)[0] != len(data) - 4:
-                raise unreadable(where, f"sample {number}: its size is not {len(data) - 4}")
+                raise unreadable(where, f"sample {number}: its header does not say {len(data) - 4} bytes")
             data = data[4:]
         if len(data) % np.dtype(kind).itemsize:
             raise unreadable(where, f"sample {number}: {len(data)} bytes are not whole ids of type {kind}")
@@ -422,8 +429,8 @@ def read_litdata(file: IO[bytes], where: str, name: str, layout: str) -> Iterato
 
 
 def mds_shards(folder: Folder, name: str, index: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the file names of each shard that an MDS ``index.json`` lists: the raw and the compressed file, as far as listed.
-    ``index``: what ``read_index`` returns for ``name``."""
+    """Return the file names of each shard in an MDS ``index.json``: the raw file, the compressed file, or both if both are
+    listed. ``name``: name of the ``index.json``; ``index``: its content, from ``read_index``."""
 
     def names(shard: dict[str, Any]) -> list[str]:
         if shard["format"] != "mds":
@@ -435,7 +442,7 @@ def mds_shards(folder: Folder, name: str, index: dict[str, Any]) -> list[tuple[s
 
 
 def read_index(folder: Folder, name: str) -> dict[str, Any]:
-    """Return the content of an MDS or litdata ``index.json``; an empty dict if the file is neither."""
+    """Return the content of an MDS or litdata ``index.json``. Return {} if the file is of neither format."""
     try:
         value = folder.read_json(name)
     except ValueError as error:
@@ -479,14 +486,15 @@ def _samples(file: IO[bytes], offsets: np.ndarray, where: str) -> Iterator[tuple
 
 
 def _exactly(file: IO[bytes], size: int, where: str) -> bytes:
-    """Read ``size`` bytes, in steps, so that a wrong header cannot claim more memory than the file has bytes."""
+    """Read ``size`` bytes, 1 MiB at a time. If a wrong header claims gigabytes, no more memory is allocated than the file has
+    bytes. Raises CorpusError if the file ends earlier."""
     parts: list[bytes] = []
     left = size
     while left and (part := file.read(min(left, 2**20))):
         parts.append(part)
         left -= len(part)
     if left:
-        raise unreadable(where, f"the file ends {left} bytes before the end of what its header says")
+        raise unreadable(where, f"the file ends {left} bytes too early, by its header")
     return b"".join(parts)
 
 
@@ -497,7 +505,7 @@ def _columns(data: bytes, where: str) -> tuple[list[str], list[str], list[int | 
         if record["version"] != 2 or record["format"] != "mds":
             raise ValueError(f"version {record['version']!r} of {record['format']!r}, only 2 of 'mds' is known")
         if not len(names) == len(encodings) == len(sizes) <= 1000:
-            raise ValueError("its columns have not as many names as encodings and sizes")
+            raise ValueError("the numbers of column names, encodings and sizes differ")
         if not all(isinstance(one, str) for one in (*names, *encodings)):
             raise ValueError("a name or an encoding is not text")
         if not all(size is None or (type(size) is int and 0 <= size <= _MOST_BYTES) for size in sizes):
@@ -512,33 +520,35 @@ def _decoder(encoding: str, where: str, column: str) -> Callable[[bytes], np.nda
     kind, _, shape = given.partition(":")
     if name == "str":
         return lambda data: data.decode("utf-8", "replace")
-    if name == "bytes":  # llm-foundry's first MDS files: each token id is stored as 8 bytes
+    if name == "bytes":  # early versions of llm-foundry store each token id as 8 bytes
         return lambda data: np.frombuffer(data, "<i8")
     if name == "ndarray" and (not kind or kind in _NAMES):
         return lambda data: _array(data, kind, bool(shape))
     readable = "str, bytes of 8 bytes an id, or ndarray of whole numbers"
-    raise unreadable(where, f"column {column!r}: encoding {encoding[:100]!r}, read are {readable}")
+    raise unreadable(where, f"column {column!r}: encoding {encoding[:100]!r} is unknown, known are {readable}")
 
 
 def _array(data: bytes, kind: str, has_shape: bool) -> np.ndarray:
-    """Return the values of an MDS ``ndarray``. Unless the column's encoding gives them, type and shape precede the values."""
+    """Return the values of an MDS ``ndarray``. If the column's encoding lacks the type (``kind`` is empty) or the shape, it
+    precedes the values in ``data``."""
     place, found = (0, _NAMES[kind]) if kind else (1, _SCALARS.get(data[0], ""))
     if not found:
-        raise ValueError(f"type {data[0]} of a value is not one of whole numbers")
+        raise ValueError(f"type code {data[0]} of a value is not a type of whole numbers")
     if not has_shape:
         place += 1 + (data[place] >> 2) * 2 ** (data[place] & 3)
     return np.frombuffer(data[place:], dtype=found)
 
 
-# Read token ids that lie end to end in one array: ``.npy``, raw ``.bin`` (nanoGPT), ``.bin`` with llm.c's header.
+# Read one array with the token ids of all documents, one after another: ``.npy``, raw ``.bin`` (nanoGPT), ``.bin`` with llm.c's
+# header.
 #
-# A document ends at an end-of-text id. The array is read in ranges: a document belongs to the range that holds its
-# first token.
+# A document ends at an end-of-text id. The array is read in ranges. A document belongs to the range that holds its first
+# token, and is read to its end.
 
 _HEAD_BYTES = 2**17
 _READ_TOKENS = 2**19
 _LLM_C = {(20240520, 1): "<u2", (20240801, 7): "<u4"}
-"""Magic number and version -> type of a token. Source: karpathy/llm.c, ``dev/data/data_common.py``."""
+"""(magic number, version) in the header -> numpy type of a token. Source: karpathy/llm.c, ``dev/data/data_common.py``."""
 _LLM_C_HEADER = 1024
 
 
@@ -546,12 +556,13 @@ class _Array(NamedTuple):
     folder: Folder
     name: str
     begin: int
-    """Byte of the file at which the tokens begin."""
+    """Position in the file at which the token ids begin, after the header [bytes]."""
     kind: np.dtype
     tokens: int
 
     def read(self, begin: int, end: int) -> np.ndarray:
-        """Return tokens [begin, end) of the array, or fewer if the array ends before ``end``."""
+        """Return tokens [begin, end) of the array, or fewer if the array ends before ``end``. Raises CorpusError if the file is
+        shorter than its header says."""
         places = (self.begin + self.kind.itemsize * min(place, self.tokens) for place in (begin, end))
         found = np.frombuffer(self.folder.read_range(self.name, *places), dtype=self.kind)
         if len(found) < min(end, self.tokens) - begin:
@@ -562,8 +573,8 @@ class _Array(NamedTuple):
 
 
 def read_array(folder: Folder, name: str, begin: int, end: int, vocabulary: Tokenizer) -> Iterator[Tokens | Broken]:
-    """Yield the documents whose first token is in bytes [begin, end) of the file; an ``end`` of -1 is the end of the file.
-    CorpusError if the header cannot be read."""
+    """Yield the documents whose first token is in bytes [begin, end) of the file. If ``end`` is -1, read to the end of the
+    file. Raises CorpusError if the header cannot be read."""
     array = _open(folder, name, vocabulary)
     first, last = (
         array.tokens if place < 0 else min(max(0, -(-(place - array.begin) // array.kind.itemsize)), array.tokens)
@@ -591,8 +602,8 @@ def _next(array: _Array, begin: int, end: int, end_of_text: int) -> int:
 
 
 def _document(array: _Array, begin: int, end_of_text: int) -> tuple[np.ndarray, int]:
-    """Return the ids from ``begin`` to the next end-of-text id, and their number. For a document of more than ``MOST_TOKENS``
-    ids, return its first ids and a number above ``MOST_TOKENS``."""
+    """Return the ids from ``begin`` to before the next end-of-text id, and their number. If they are more than ``MOST_TOKENS``,
+    stop early: return the first ids, and any number above ``MOST_TOKENS``."""
     found: list[np.ndarray] = []
     length, step = 0, 4096
     while length <= MOST_TOKENS and begin + length < array.tokens:
@@ -620,9 +631,11 @@ def _open(folder: Folder, name: str, vocabulary: Tokenizer) -> _Array:
 
 
 def _raw(head: bytes, vocabulary: Tokenizer) -> tuple[int, np.dtype, int]:
-    """Return the byte at which the ids of a raw ``.bin`` begin, their type, and their number, where -1 means all that follow.
-    Ids without a header are read as uint32 if the tokenizer has ids above 65,535, or if the upper 16 bits of every uint32 in
-    ``head`` are zero. Otherwise they are read as uint16."""
+    """Return (position of the first id in a raw ``.bin`` [bytes], type of an id, number of ids). The number -1 means that ids
+    fill the rest of the file.
+
+    A file without a header does not name the type. It is uint32 if the tokenizer has ids above 65,535, or if the upper 16 bits
+    of every uint32 in ``head``, the first bytes of the file, are zero. Otherwise it is uint16."""
     if len(head) >= _LLM_C_HEADER:
         magic, version, tokens = np.frombuffer(head, "<i4", 3).tolist()
         if kind := _LLM_C.get((magic, version)):
@@ -633,16 +646,16 @@ def _raw(head: bytes, vocabulary: Tokenizer) -> tuple[int, np.dtype, int]:
 
 
 def _numpy(where: str, head: bytes) -> tuple[int, np.dtype, int]:
-    """Return the byte at which the ids of a ``.npy`` file begin, their type and their number."""
+    """Return (position of the first id in a ``.npy`` file [bytes], type of an id, number of ids)."""
     file = io.BytesIO(head)
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
         shape, is_fortran, kind = read(file)
-    except Exception as error:  # numpy parses the header as Python, and raises many kinds of errors
+    except Exception as error:  # numpy parses the header as Python, so a bad header may raise any error
         raise unreadable(where, f"header: {str(error)[:200]}") from None
     if kind.kind not in "iu" or is_fortran or any(not isinstance(length, int) or length < 0 for length in shape):
-        raise unreadable(where, f"header: it holds {kind} in shape {str(shape)[:100]}, not whole numbers row by row")
+        raise unreadable(where, f"header: it holds {kind} in shape {str(shape)[:100]}, not whole numbers in C order")
     tokens = 1
     for length in shape:
         tokens *= length

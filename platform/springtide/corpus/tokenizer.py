@@ -20,7 +20,8 @@ from springtide.corpus.tokenizer_probe import check_bounds, checked_text, mark_p
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.storage import Folder
 
-# Patterns by which a byte-level BPE splits text into words before merging. No merge crosses a word boundary.
+# Regular expressions by which a byte-level BPE splits text into words before it merges bytes. No merge crosses the end of a
+# word.
 
 _SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORD, _MARKS = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+"
@@ -37,26 +38,26 @@ PATTERNS = {
     "qwen": rf"{_SUFFIXES}|{_WORD}|\p{{N}}|{_MARKS}[\r\n]*|{_SPACES}",
 }
 """Name -> pattern, as published: GPT-2 (Radford et al., 2019, ``encoder.py``); GPT-4 and GPT-4o (tiktoken's ``cl100k_base``
-and ``o200k_base``); Llama 3 (2024, ``tokenizer.py``), which is GPT-4's before the spaces that end a text became one word; Qwen
-2 (2024, each digit a word)."""
+and ``o200k_base``); Llama 3 (2024, ``tokenizer.py``), an older form of GPT-4's pattern that treats spaces at the end of a text
+differently; Qwen 2 (2024), in which each digit is a word."""
 
 
 _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _TIKTOKEN = "tiktoken:"
-_BATCH_CHARACTERS = 1_000_000  # limit of one call, whose encodings take about a hundred bytes per token
+_BATCH_CHARACTERS = 1_000_000  # per call of the library: an encoding takes about 100 bytes of memory per token
 _SPACE = "\u2581"
-"""SentencePiece's symbol for a space."""
+"""Character that SentencePiece writes in place of a space."""
 _SHOWN = 12
-"""Most special tokens that an error lists."""
+"""Maximum number of special tokens that an error message lists."""
 _FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
 _STEPS = ("normalizer", "pre_tokenizer", "decoder")
-"""The parts of a ``tokenizer.json`` that determine how its tokens are spelled."""
+"""Parts of a ``tokenizer.json`` that determine how its tokens spell text, for example one letter for each byte."""
 
 UNSPLIT = "the tokenizer cannot split"
-"""Reason to drop a text that the library cannot encode."""
+"""Beginning of the message, and of the reason to drop a document, if the library ``tokenizers`` cannot encode a text."""
 _MOST_WORD = 10_000
-"""Characters at which long words in training texts are cut. Training time grows with the square of a word's length (0.04 s at
-this length)."""
+"""Length to which words in training texts are cut [characters]. Training on a word takes time in proportion to the square of
+its length: 0.04 s at this length."""
 _LONG_WORDS = re.compile(rf"\S{{{_MOST_WORD},}}|\s{{{_MOST_WORD},}}")
 
 _log = logging.getLogger(__name__)
@@ -66,11 +67,13 @@ class Tokenizer:
     """A tokenizer, its end-of-document id, and the number of bytes that each id stands for."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, end_of_text: str | int = "") -> None:
-        """``end_of_text``: the token that ends a document, or its id; empty for the first known name that ``tokenizer`` has.
-        CorpusError if it has no known name, ConfigError if it lacks the given token."""
+        """Wrap a tokenizer of the library ``tokenizers``.
+
+        ``end_of_text``: the token that ends a document, or its id. If it is empty, use the first of ``_KNOWN_ENDS``, such as
+        ``</s>``, that the tokenizer has. Raises CorpusError if it has none of them, ConfigError if it lacks the given token."""
         self.tokenizer = tokenizer
         check_bounds(tokenizer)
-        tokenizer.encode_special_tokens = True  # text that spells a special token is encoded as text
+        tokenizer.encode_special_tokens = True  # a text that spells a special token is encoded as plain text
         _encode_whole_texts(tokenizer)
         self.end_of_text: int = self._end_of_text(end_of_text)
         """The id that ends a document."""
@@ -86,12 +89,13 @@ class Tokenizer:
         if not ends:
             limit = f"has none of {', '.join(_KNOWN_ENDS)}"
             raise CorpusError(
-                explain("corpus.tokenizer", "(file)", limit, "name the token that ends a text, corpus.end_of_text")
+                explain("corpus.tokenizer", "(file)", limit, "set corpus.end_of_text to the token that ends a text")
             )
         return ends[0]
 
     def id_of(self, token: str, setting: str) -> int:
-        """Return the id of ``token``, the value of ``setting``. ConfigError if the tokenizer does not have it."""
+        """Return the id of ``token``. Raises ConfigError if the tokenizer lacks it; the error names ``setting``, whose value is
+        ``token``."""
         index = self.tokenizer.token_to_id(token)
         if index is None:
             special = [one.content for one in self.tokenizer.get_added_tokens_decoder().values() if one.special]
@@ -100,15 +104,16 @@ class Tokenizer:
         return int(index)
 
     def to_json(self) -> str:
-        """Return the content of a ``tokenizer.json`` for this tokenizer, which ``from_json`` reads."""
+        """Return this tokenizer as the text of a ``tokenizer.json``. ``from_json`` reads it back."""
         text: str = self.tokenizer.to_str()
         mark_probed(text)
         return text
 
     @classmethod
     def from_json(cls, text: str, name: str = "(file)", end_of_text: str | int = "") -> Tokenizer:
-        """Return the tokenizer of a ``tokenizer.json``. ``text``: content of the file; ``name``: its name, for errors;
-        ``end_of_text``: as for ``Tokenizer``. CorpusError if the text is not a usable tokenizer."""
+        """Load a tokenizer from the text of a ``tokenizer.json``. ``name``: name of the file, for errors; ``end_of_text``: the
+        token that ends a document, or its id; empty for a known one such as ``</s>``. Raises CorpusError if ``text`` is not a
+        usable tokenizer, and ConfigError if the tokenizer lacks the token ``end_of_text``."""
         try:
             return cls(tokenizers.Tokenizer.from_str(text), end_of_text)
         except ConfigError as error:
@@ -122,10 +127,10 @@ class Tokenizer:
             raise CorpusError(explain("corpus.tokenizer", name, limit, "give a tokenizer.json")) from None
 
     def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
-        """Yield one uint32 array of ids per text, the end-of-document id appended. Encodes batches of texts in parallel.
+        """Yield the token ids of each text as a uint32 array, with the end-of-document id appended. Encodes in parallel.
 
         Raises:
-            CorpusError: the library cannot encode a text.
+            CorpusError: the library ``tokenizers`` cannot encode a text.
         """
         for ids in self.try_encode(texts):
             if ids is None:
@@ -134,8 +139,8 @@ class Tokenizer:
             yield ids
 
     def try_encode(self, texts: Iterable[str]) -> Iterator[np.ndarray | None]:
-        """Yield like ``encode``, but None for a text that the library cannot encode. Its regular expressions fail on some long
-        runs of one character, and it panics."""
+        """Yield the ids of each text like ``encode``, but None for a text that the library ``tokenizers`` cannot encode. It
+        panics on some long runs of one character, because its regular expressions fail."""
         for batch in _batches(texts):
             for ids in self._encoded(batch):
                 yield None if ids is None else np.array([*ids, self.end_of_text], dtype=np.uint32)
@@ -151,12 +156,12 @@ class Tokenizer:
             return [ids for text in batch for ids in self._encoded([text])]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids, without special tokens. Raises CorpusError if the library cannot decode the ids."""
+        """Decode token ids to text, leaving out special tokens. Raises CorpusError if the library cannot decode the ids."""
         [text] = self.decode_all([np.fromiter(ids, np.int64)])
         return text
 
     def decode_all(self, documents: Sequence[np.ndarray]) -> list[str]:
-        """Return the text of each array of ids, without special tokens, decoded in parallel. Raises CorpusError if the library
+        """Decode arrays of token ids to texts, in parallel, leaving out special tokens. Raises CorpusError if the library
         cannot decode the ids."""
         try:
             return list(self.tokenizer.decode_batch([ids.tolist() for ids in documents], skip_special_tokens=True))
@@ -170,7 +175,7 @@ class Tokenizer:
         lengths = np.zeros(self.size, dtype=np.int64)
         spec: dict[str, Any] = json.loads(self.to_json())
         kinds = {kind for step in _STEPS for kind in _kinds(spec.get(step))}
-        byte_level = "ByteLevel" in kinds  # each byte is spelled as one character
+        byte_level = "ByteLevel" in kinds  # then each character of a token stands for one byte
         fallback = bool(spec["model"].get("byte_fallback")) or "ByteFallback" in kinds
         spaced = any(_SPACE in json.dumps(spec.get(step), ensure_ascii=False) for step in _STEPS)
         words = self.tokenizer.get_vocab(with_added_tokens=False)
@@ -182,23 +187,23 @@ class Tokenizer:
         for index, added in self.tokenizer.get_added_tokens_decoder().items():
             if added.special:
                 lengths[index] = 0
-            elif added.content not in words or byte_level:  # texts hold it literally, not in byte letters
+            elif added.content not in words or byte_level:  # this token is spelled literally
                 lengths[index] = _text_bytes(added.content, spaced and added.normalized)
-        lengths[self.end_of_text] = 0  # not every tokenizer file marks the end-of-text token as special
+        lengths[self.end_of_text] = 0  # it ends documents and is no text, even if the file does not mark it as special
         return lengths
 
 
 def is_of_the_library(error: BaseException) -> bool:
-    """Return whether ``error`` may come from the library ``tokenizers``: an Exception, or a panic of Rust, which is only a
-    BaseException."""
+    """Return whether ``error`` may come from the library ``tokenizers``. Its Rust code may panic, which is a BaseException, not
+    an Exception. So all errors count except interrupts, exits and a lack of memory."""
     return not isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError))
 
 
 def check_byte_counts(vocabulary: Tokenizer, name: str, texts: Iterable[str]) -> None:
-    """Warn if the byte counts of a tokenizer do not add up to the bytes of ``texts``.
+    """Warn if the ids of ``texts`` stand for another number of bytes (``byte_lengths``) than ``texts`` have.
 
-    Bits per byte are then wrong, or refer to the text as changed by the tokenizer's normalizer. One extra byte per text is
-    allowed, because SentencePiece puts a space before each text.
+    Then the metric bits per byte is wrong, or refers to the text after the tokenizer's normalizer has changed it. One extra
+    byte per text is allowed, because SentencePiece puts a space before each text.
 
     Args:
         name: the value of ``corpus.tokenizer``, for the warning.
@@ -219,7 +224,7 @@ def check_byte_counts(vocabulary: Tokenizer, name: str, texts: Iterable[str]) ->
 
 
 def _encode_whole_texts(tokenizer: tokenizers.Tokenizer) -> None:
-    """Switch off a tokenizer file's truncation and padding, which would change documents, and log it."""
+    """Switch off truncation and padding that the tokenizer file sets, and log it: they would cut or lengthen documents."""
     for setting, value in (("truncation", tokenizer.truncation), ("padding", tokenizer.padding)):
         if value is not None:
             _log.warning(
@@ -232,21 +237,21 @@ def _encode_whole_texts(tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def _kinds(step: dict[str, Any] | None) -> list[str]:
-    """Return the types of the steps in a part of a ``tokenizer.json``, such as its decoder, including steps inside a
-    sequence."""
+    """Return the types of all steps in one part of a ``tokenizer.json``, for example ["Replace", "ByteFallback"] for its
+    decoder. Steps inside a ``Sequence`` are included."""
     return [part["type"] for part in parts_of(step)]
 
 
 def _text_bytes(token: str, spaced: bool) -> int:
-    """Return the number of UTF-8 bytes of a token's text; ``spaced``: U+2581 stands for a space."""
+    """Return the number of UTF-8 bytes of a token's text. ``spaced``: whether U+2581 in the token stands for a space."""
     return len((token.replace(_SPACE, " ") if spaced else token).encode())
 
 
 def train_bpe(
     texts: Iterable[str], vocab_size: int, pattern: str = "gpt4", special_tokens: Sequence[str] = (END_OF_TEXT,)
 ) -> Tokenizer:
-    """Train a byte-level BPE of at most ``vocab_size`` ids on ``texts``. ``pattern``: name in ``PATTERNS`` of the pattern that
-    splits words. The first of ``special_tokens`` ends a document."""
+    """Train a byte-level BPE tokenizer of at most ``vocab_size`` ids on ``texts``. ``pattern``: how to split text into words, a
+    name in ``PATTERNS``. The first of ``special_tokens`` is the token that ends a document."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _byte_level_words(PATTERNS[pattern])
     tokenizer.decoder = decoders.ByteLevel()
@@ -261,8 +266,9 @@ def train_bpe(
 
 
 def _trainable(pattern: str, texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts that the pattern can split, with long words, such as DNA, cut to ``_MOST_WORD`` characters."""
-    words = _byte_level_words(pattern)  # a second copy: training locks the tokenizer's copy while it reads these texts
+    """Yield the texts to train on. Cut long words, such as DNA, to ``_MOST_WORD`` characters, because they make training slow.
+    Skip a text that the library fails to split by the pattern."""
+    words = _byte_level_words(pattern)  # not the tokenizer's own: training locks it meanwhile
     for text in texts:
         if len(text) <= _MOST_WORD:
             yield text
@@ -278,13 +284,15 @@ def _trainable(pattern: str, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _byte_level_words(pattern: str) -> pre_tokenizers.PreTokenizer:
-    """Return the pre-tokenizer that splits text by a pattern in Oniguruma's syntax, and spells each byte as a letter."""
+    """Return a pre-tokenizer that splits text into words by a regular expression (in Oniguruma's syntax), and then writes each
+    byte as one letter."""
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def byte_tokenizer(special_tokens: Sequence[str] = (END_OF_TEXT,)) -> Tokenizer:
-    """Return a BPE without merges: every byte is an id, the special tokens follow, and the first of them ends a document."""
+    """Return a tokenizer whose ids are bytes: a BPE without merges. The special tokens follow the 256 bytes; the first special
+    token ends a document."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -294,9 +302,9 @@ def byte_tokenizer(special_tokens: Sequence[str] = (END_OF_TEXT,)) -> Tokenizer:
 
 
 def tiktoken_tokenizer(name: str) -> Tokenizer:
-    """Return the ``tiktoken`` encoding ``name`` as a ``tokenizers`` BPE that gives the same ids.
+    """Convert the ``tiktoken`` encoding ``name`` to a BPE of the library ``tokenizers`` that gives the same ids.
 
-    ConfigError if the package is missing, does not know the encoding, or cannot fetch it.
+    Raises ConfigError if the package tiktoken is missing, does not know the encoding, or cannot download it.
     """
     try:
         import tiktoken
@@ -319,7 +327,8 @@ def tiktoken_tokenizer(name: str) -> Tokenizer:
     tokenizer = tokenizers.Tokenizer(
         models.BPE(vocab=ids, merges=[(spelled(left), spelled(right)) for left, right in merges], ignore_merges=True)
     )
-    # unlike tiktoken's library, Oniguruma reads {1,3}+ as a repetition of {1,3}, and $ as the end of any line
+    # translate the pattern for Oniguruma, which ``tokenizers`` uses: unlike tiktoken's library, it reads {1,3}+ as a repetition
+    # of {1,3}, and $ as the end of any line
     pattern = re.sub(r"(\{\d+(?:,\d*)?\})\+", r"\1", encoding._pat_str).replace("$", r"\z")
     tokenizer.pre_tokenizer = _byte_level_words(pattern)
     tokenizer.decoder = decoders.ByteLevel()
@@ -328,14 +337,15 @@ def tiktoken_tokenizer(name: str) -> Tokenizer:
 
 
 def _byte_letters() -> list[str]:
-    """Return the letter with which a byte-level BPE spells each byte (Radford et al., GPT-2, 2019)."""
+    """Return the 256 letters with which a byte-level BPE writes the bytes 0 to 255 (Radford et al., GPT-2, 2019)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
 
 
 def _last_merge(ranks: dict[bytes, int], token: bytes) -> tuple[bytes, bytes]:
-    """Return the two tokens that the last merge joins to ``token``, found by merging its bytes in order of rank."""
+    """Return the two tokens that the last BPE merge joins to ``token``. They are found by merging the bytes of ``token`` in
+    order of rank, until two tokens are left."""
     parts = [token[place : place + 1] for place in range(len(token))]
     while len(parts) > 2:
         joined = [ranks.get(left + right, len(ranks) * 2) for left, right in itertools.pairwise(parts)]
@@ -353,10 +363,11 @@ def open_tokenizer(
     end_of_text: str = "",
     special_tokens: Sequence[str] = (),
 ) -> Tokenizer:
-    """Return the tokenizer that ``corpus.tokenizer`` names: trained on ``texts``, bytes, tiktoken's, or from a file.
+    """Return the tokenizer that ``kind``, the value of ``corpus.tokenizer``, names: ``bpe`` (trained on ``texts``), ``bytes``,
+    ``tiktoken:NAME``, or a tokenizer.json file.
 
-    ``pattern``: name of the word pattern, for training; ``end_of_text``: the token that ends a document, empty for the usual
-    one; ``special_tokens``: further special tokens of a tokenizer that is trained or made of bytes.
+    ``pattern``: name of the pattern that splits words, for training; ``end_of_text``: the token that ends a document, empty for
+    the default; ``special_tokens``: more special tokens for ``bpe`` and ``bytes``.
     """
     made_here = tuple(dict.fromkeys((end_of_text or END_OF_TEXT, *special_tokens)))
     if kind == "bpe":
@@ -374,7 +385,8 @@ def open_tokenizer(
 
 
 def tokenizer_file(kind: str) -> Path | None:
-    """Return the file that ``corpus.tokenizer`` names, or None if it names a built-in or tiktoken tokenizer, or a missing file.
+    """Return the file that ``kind``, the value of ``corpus.tokenizer``, names. Return None for ``bpe``, ``bytes``,
+    ``tiktoken:NAME``, or a file that does not exist.
 
     Examples:
         >>> tokenizer_file("bpe")

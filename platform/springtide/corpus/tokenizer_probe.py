@@ -1,6 +1,7 @@
-"""Check an untrusted tokenizer.json before it is used, because the library aborts its process when memory runs out.
+"""Check an untrusted tokenizer.json before it is used: the library ``tokenizers`` aborts its process when memory runs out.
 
-``probe`` runs this file as a separate process with limits, which loads the tokenizer and uses it once.
+``probe`` runs this file as a separate process with limits of memory and CPU time. The process loads the tokenizer and encodes a
+few texts.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ _TEXTS = (
     "\u00e9t\u00e9 \u6f22\u5b57 \u0627\u0644 \U0001f30a",
 )
 MOST_BYTES, MOST_VALUES = 64 * 2**20, 2**22
-"""Most bytes and JSON values of a tokenizer.json. Gemma 3's has 33 MB and 2 million values."""
+"""Maximum size [bytes] and number of JSON values of a tokenizer.json. Gemma 3's file has 33 MB and 2 million values."""
 _BYTES = 2 * 2**30
 _BYTES_PER_BYTE = 32
-"""Memory limit per byte of the file, in addition to ``_BYTES``. Loading takes about 20 bytes per byte."""
+"""The memory limit is ``_BYTES`` (2 GiB) plus this number of bytes for each byte of the file. Loading needs about 20."""
 _SECONDS = 60
-"""Limit of CPU time: a file of 33 MB loads in about 3 s."""
+"""Limit of CPU time [s]. A file of 33 MB loads in about 3 s."""
 _MOST_GROWTH = 64
-"""Largest factor by which all steps of encoding except the model, or the decoder, may lengthen a text. Known tokenizers reach
-36."""
+"""Largest factor by which a tokenizer may lengthen a text before its model, or in its decoder. Known tokenizers reach 36."""
 _UNICODE_GROWTH = 18
-"""Factor by which Unicode normalisation may lengthen a text: NFKC and NFKD, and SentencePiece's maps, turn U+FDFA into 18
-characters."""
+"""Largest factor by which Unicode normalisation lengthens a text: NFKC, NFKD and SentencePiece's maps turn the one character
+U+FDFA into 18 characters."""
 _MOST_PARTS = 256
-"""Most parts of a tokenizer's step, such as its decoder. Each part reads the whole text."""
+"""Maximum number of parts in one step of a tokenizer, such as its decoder. Each part reads the whole text, which takes time."""
 _BETWEEN = {"CTC": "word_delimiter_token", "BPEDecoder": "suffix"}
-"""Type of decoder -> name of its field with a text that decoding replaces by a space."""
+"""Type of decoder -> its field that holds a text; the decoder replaces each occurrence of the text by a space."""
 _MOST_PREPENDED, _MOST_MAPPED_BYTES, _MOST_TOKEN, _MOST_WORD, _MOST_SIZE = 64, 64, 2**16, 1000, 2**24
-"""Limits: characters put before a text or a word; bytes that a map puts in place of a few; characters of a token; characters of
-a word of WordPiece (time grows with the cube) or of a token of Unigram (time grows with the length); ids."""
+"""Limits of a tokenizer, in this order: characters that it adds before a text or to a word; bytes of a replacement in a
+SentencePiece map; characters of a token; characters of a word in a WordPiece model (time grows with the cube of this length) or
+of a token in a Unigram model (time grows in proportion to this length); number of ids."""
 
 
 _known: set[bytes] = set()
-"""Digests of tokenizer.json texts that this process has probed, or has written from a tokenizer that it has loaded."""
+"""Hashes of tokenizer.json texts that need no check: this process has checked them, or wrote them from a loaded tokenizer."""
 
 
 def mark_probed(text: str) -> None:
-    """Record that this process has loaded the tokenizer of ``text``, so that ``probe`` does not check it again."""
+    """Record that ``text``, a tokenizer.json, is safe to load, so that ``probe`` does not check it again."""
     _known.add(_digest(text))
 
 
@@ -56,18 +57,18 @@ def _digest(text: str) -> bytes:
 
 
 def probe(text: str, name: str) -> None:
-    """Load a tokenizer.json in a separate process and encode a few texts with it. Each ``text`` is probed only once.
+    """Check a tokenizer.json: load it in a separate process with limits, and encode a few texts. Each text is checked once.
 
     Args:
         text: content of the file.
         name: name of the file, for the error.
 
     Raises:
-        CorpusError: the process failed, or was ended because memory ran out or it took too long.
+        CorpusError: the separate process failed, ran out of memory or took too long.
     """
     if _digest(text) in _known:
         return
-    # imported here, because springtide cannot be imported where this file runs as the program
+    # imported here, because this file also runs as a program that cannot import springtide
     from springtide.corpus.chat_sandbox import child_environment, folders_of
     from springtide.errors import CorpusError, explain
 
@@ -77,7 +78,7 @@ def probe(text: str, name: str) -> None:
         capture_output=True,
         check=False,
         env=child_environment(),
-        start_new_session=True,  # Ctrl-C at the terminal is for the parent
+        start_new_session=True,  # Ctrl-C in the terminal must end only the parent
     )
     if not done.returncode:
         mark_probed(text)
@@ -116,13 +117,14 @@ def checked_text(data: bytes, name: str) -> str:
 
 
 def check_bounds(found: Any) -> None:
-    """Check that a tokenizer cannot make a text much longer or take very long to process it, and is deterministic.
+    """Check that a tokenizer cannot make a text more than 64 times as long, cannot take very long to process a text, and is
+    deterministic.
 
     Args:
         found: a ``tokenizers.Tokenizer``.
 
     Raises:
-        CorpusError: the tokenizer exceeds a limit, or drops merges at random.
+        CorpusError: the tokenizer exceeds a limit, or drops merges at random (BPE dropout).
     """
     growth = 1.0
     for step in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
@@ -130,7 +132,7 @@ def check_bounds(found: Any) -> None:
         parts = [*parts_of(json.loads(part.__getstate__()) if part is not None else None)]
         if len(parts) > _MOST_PARTS:
             raise _refused(f"its {step} has {len(parts):,} parts, and {_MOST_PARTS} is the limit")
-        # encoding applies the first three steps in turn, so their factors multiply; decoding applies only the decoder
+        # encoding applies the first three steps in sequence, so their factors multiply; decoding applies only the decoder
         growth = _growth(step, parts) * (1.0 if step == "decoder" else growth)
         if growth > _MOST_GROWTH:
             raise _refused(f"its {step} may make a text {growth:,.0f} times as long, and {_MOST_GROWTH} is the limit")
@@ -150,40 +152,41 @@ def check_bounds(found: Any) -> None:
 
 
 def _growth(step: str, parts: Sequence[dict[str, Any]]) -> float:
-    """Return the largest factor by which a step of a tokenizer, such as its decoder, may multiply the length of a text.
-    ``parts``: the parts of the step, applied in turn."""
+    """Return the largest factor by which one step of a tokenizer, such as its decoder, may lengthen a text. ``parts``: the
+    parts of the step, which are applied one after another."""
     growth, unicode, prepended, byte_levels = 1.0, 1.0, 0, 0
     for part in parts:
         kind = part.get("type")
         if kind == "Replace":
             pattern, content = part["pattern"], len(part["content"])
-            # a regular expression may match the empty text between any two characters
+            # worst case of a regular expression: it matches between any two characters and inserts the content there
             growth *= max(1.0, content / max(1, len(pattern["String"])) if "String" in pattern else 1 + content)
         elif kind == "Prepend":
             prepended += len(part["prepend"])
         elif kind == "ByteLevel" and step in ("normalizer", "pre_tokenizer"):
             byte_levels += 1
         elif kind == "BertNormalizer" and part["handle_chinese_chars"]:
-            growth *= 3  # a space before and after each Chinese character
+            growth *= 3  # adds a space before and after each Chinese character
         elif kind in _BETWEEN and not part[_BETWEEN[kind]]:
-            growth *= 3  # the empty text, before and after each character, is replaced by a space
+            growth *= 3  # an empty text matches before and after each character, and becomes a space
         elif kind == "WordPiece" and step == "decoder":
-            growth *= 2  # a space before a token
+            growth *= 2  # adds a space before each token
         elif kind == "TemplateProcessing":
             growth *= max(1, sum("Sequence" in piece for piece in part["single"]))
         elif kind == "Precompiled" and (longest := _longest_mapped(part["precompiled_charsmap"])) > _MOST_MAPPED_BYTES:
             raise _refused(f"its {step} maps characters to {longest:,} bytes, and {_MOST_MAPPED_BYTES} is the limit")
         if kind in ("NFKC", "NFKD", "Precompiled"):
-            unicode = _UNICODE_GROWTH  # counts once: a second normalisation changes nothing
+            unicode = _UNICODE_GROWTH  # not multiplied: a second normalisation changes nothing
     if prepended > _MOST_PREPENDED:
         raise _refused(f"its {step} puts {prepended:,} characters before a text, and {_MOST_PREPENDED} is the limit")
-    # the first ByteLevel spells a character as up to four letters; each further one spells a letter beyond ASCII as two
+    # a first ByteLevel turns a character into up to four letters; each further ByteLevel turns a non-ASCII letter into two
     return growth * unicode * (4 * 2.0 ** (byte_levels - 1) if byte_levels > 1 else 1.0)
 
 
 def _longest_mapped(charsmap: str | None) -> int:
-    """Return the length of the longest replacement in a SentencePiece map [bytes]. Layout: four bytes with the size of a trie,
-    the trie, texts that end with a zero byte (Kudo, SentencePiece, ``normalizer.cc``)."""
+    """Return the length of the longest replacement text in a SentencePiece map [bytes]. The map is, in base64: four bytes with
+    the size of a trie, the trie, then the replacement texts, each ended by a zero byte (Kudo, SentencePiece,
+    ``normalizer.cc``)."""
     data = base64.b64decode(charsmap or "")
     texts = data[4 + int.from_bytes(data[:4], "little") :]
     return max(map(len, texts.split(b"\0")), default=0)
@@ -196,7 +199,7 @@ def _refused(limit: str) -> Exception:
 
 
 def parts_of(step: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps in a part of a ``tokenizer.json``, such as its decoder, including steps inside sequences."""
+    """Yield each step in one part of a ``tokenizer.json``, such as its decoder. Steps inside a ``Sequence`` are included."""
     if isinstance(step, dict):
         if "type" in step:
             yield step
@@ -206,7 +209,7 @@ def parts_of(step: Any) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Read a tokenizer.json from standard input; encode and decode a few texts with it, under the limits."""
+    """Read a tokenizer.json from standard input. Encode and decode a few texts with it, under limits of memory and CPU time."""
     sys.path += sys.argv[1:]
     import tokenizers
 

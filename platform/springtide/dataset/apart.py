@@ -1,7 +1,8 @@
-"""Decontamination: keep a new dataset free of other datasets' held-out and training text, and of benchmark texts.
+"""Decontamination: keep the held-out text of other datasets and benchmark texts out of a new dataset, and the training text of
+other datasets out of its held-out split. The stages of the preparation that do it:
 
-parts   drop documents that are close to text another dataset holds out, or that quote a benchmark   Exclusions
-plan    drop held-out documents that are close to text another dataset trains on                     trained_on
+parts   drop documents that resemble held-out text of another dataset, or that quote a benchmark   Exclusions
+plan    drop new held-out documents that resemble training text of another dataset                 trained_on
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class ApartFrom:
-    """The opened entries of ``corpus.apart_from``: datasets and benchmark texts from which the new dataset is kept free."""
+    """The opened entries of ``corpus.apart_from``: datasets and benchmark texts that the new dataset must not overlap."""
 
     datasets: tuple[str, ...]
     manifests: tuple[Manifest, ...]
     texts: tuple[CorpusReader, ...]
 
     def fingerprint(self) -> list[str]:
-        """Return a hash for each dataset and each text, which changes when it or its files change."""
+        """Return one hash for each dataset and each benchmark text. The hash changes when their files change."""
         return [*(manifest.digest for manifest in self.manifests), *(text.fingerprint() for text in self.texts)]
 
     def check(self, tokenizer_digest: str) -> None:
-        """Raise ConfigError if a dataset has another tokenizer than the new one: documents are compared as token ids."""
+        """Raise ConfigError if a dataset in ``datasets`` has another tokenizer than the new dataset: documents are compared as
+        token ids. ``tokenizer_digest``: hash of the new dataset's tokenizer."""
         for url, manifest in zip(self.datasets, self.manifests, strict=True):
             if manifest.tokenizer_digest != tokenizer_digest:
                 limit = "has another tokenizer, and documents are compared as token ids"
@@ -51,14 +53,15 @@ class ApartFrom:
                 raise ConfigError(explain("corpus.apart_from", url, limit, remedy))
 
     def prepare(self, work: Folder) -> None:
-        """Write the hashed word runs of the benchmark texts into ``work``, where ``open_exclusions`` reads them."""
+        """Hash the runs of words in the benchmark texts, and store the hashes in the folder ``work`` for
+        ``open_exclusions``."""
         if not self.texts or work.exists(_QUOTES_FILE):
             return
         found, count, short = quotes_of(document.text for text in self.texts for document in text.documents())
         if short:
             _log.warning(
-                "corpus.apart_from: %d of %d texts have fewer than 8 words and are not looked for, because chance would find "
-                "them",
+                "corpus.apart_from: %d of %d benchmark texts have fewer than 8 words and are not searched for, because they "
+                "would be found by chance",
                 short,
                 count,
             )
@@ -69,8 +72,8 @@ class ApartFrom:
 
 
 def open_apart(corpus: CorpusConfig) -> ApartFrom:
-    """Open ``corpus.apart_from``: an entry with a manifest as a dataset, any other as benchmark texts. CorpusError if one is
-    missing."""
+    """Open the entries of ``corpus.apart_from``. A folder with a manifest is a dataset; any other entry holds benchmark texts.
+    Raises CorpusError if an entry does not exist."""
     datasets, manifests, texts = [], [], []
     for entry in corpus.apart_from:
         source = corpus.path(entry.source)
@@ -85,8 +88,8 @@ def open_apart(corpus: CorpusConfig) -> ApartFrom:
 
 
 class Exclusions:
-    """Held-out documents and benchmark texts that each new document is compared with. Memory holds 16 hashes per held-out
-    document."""
+    """Compares new documents with the held-out documents of other datasets and with benchmark texts. Memory holds 16 hashes per
+    held-out document."""
 
     def __init__(self, datasets: Sequence[str], looked_for: Quotes) -> None:
         self._looked_for = looked_for
@@ -100,7 +103,8 @@ class Exclusions:
         self._lists = functools.lru_cache(maxsize=_SHARDS_KEPT)(lambda number: read_shingles(*self._shards[number]))
 
     def reason(self, text: str, ids: np.ndarray, bands: np.ndarray) -> str:
-        """Return the reason to drop a document, empty to keep it. ``ids``: its tokens; ``bands``: its band hashes."""
+        """Return the reason to drop a document, or "" to keep it. ``ids``: its tokens; ``bands``: its 16 hashes that find
+        similar documents."""
         if quotes(text, self._looked_for):
             return QUOTES
         candidates: set[int] = set()
@@ -120,8 +124,8 @@ class Exclusions:
 
 @functools.lru_cache(maxsize=1)
 def open_exclusions(work: Folder, datasets: tuple[str, ...]) -> Exclusions:
-    """Return the held-out documents and benchmark texts to compare new documents with. Cached, because one process prepares
-    many units."""
+    """Open the held-out documents and benchmark texts to compare new documents with. Cached, because one process compares many
+    documents. ``work``: folder in which ``ApartFrom.prepare`` stored hashes; ``datasets``: URLs."""
     looked_for: Quotes = {}
     if work.exists(_QUOTES_FILE):
         with np.load(io.BytesIO(work.read(_QUOTES_FILE))) as found:
@@ -130,8 +134,9 @@ def open_exclusions(work: Folder, datasets: tuple[str, ...]) -> Exclusions:
 
 
 def trained_on(bands: np.ndarray, apart: ApartFrom) -> np.ndarray:
-    """Return which documents share a band hash with training text of a dataset in ``apart``, bool (n,). ``bands``: uint64
-    (BANDS, n). Shingles are not compared: a held-out split is as good without the few documents that match by chance."""
+    """Return which of n documents share a band hash (one of 16 hashes that find similar documents) with training text of a
+    dataset in ``apart``, bool (n,). ``bands``: uint64 (BANDS, n). The texts are not compared further, so a few documents match
+    by chance. The caller drops them, which does not harm a held-out split."""
     met = np.zeros(bands.shape[1], dtype=bool)
     for url, manifest in zip(apart.datasets, apart.manifests, strict=True):
         for shard in manifest.splits[TRAIN].shards if TRAIN in manifest.splits else ():
@@ -141,5 +146,5 @@ def trained_on(bands: np.ndarray, apart: ApartFrom) -> np.ndarray:
 
 
 def names(apart: ApartFrom) -> list[str]:
-    """Return the URLs of the datasets and texts in ``corpus.apart_from``, without passwords, for the dataset card."""
+    """Return the URLs of the entries of ``corpus.apart_from`` for the dataset card, without the passwords in URLs."""
     return [redacted(one) for one in (*apart.datasets, *(text.folder.url for text in apart.texts))]

@@ -1,17 +1,18 @@
-"""Store documents in a columnar file: keys, signatures, tokens and names. A column, or a range of its rows, is one ranged read.
-Parts and segments are such files, with rows sorted by key.
+"""Store documents in a file of columns, which has one row per document. One ranged request reads a column, or a range of its
+rows. Parts and segments, the temporary files of a preparation, are such files, with rows sorted by key.
 
-    high, low      uint64   the key: a keyed hash of the text
-    share          uint64   the hash that decides what is held out
-    length         int32    tokens of the document
-    sketch         128 bytes, to compare near-duplicates
-    signature      16 uint64: band hashes; segments also store them as 16 columns, ``band0`` to ``band15``
-    tokens         of the token type, one document after another
-    name_ends      int64    where the name of each document ends
-    names          UTF-8
+    high, low      uint64   the two halves of the key: a keyed hash of the text, which decides the order
+    share          uint64   a hash of the text, which decides whether the document is held out
+    length         int32    number of tokens of the document
+    sketch         128 bytes, to estimate the similarity of two documents
+    signature      16 uint64: band hashes, which find similar documents; segments also store them in 16 columns, ``band0`` to
+                   ``band15``
+    tokens         the token ids of all documents, one document after another
+    name_ends      int64    position in ``names`` at which the name of each document ends [bytes]
+    names          the names of all documents, one after another, in UTF-8
 
-The file has no header. Its numbers of documents, tokens and name bytes (``Sizes``) are stored elsewhere by the stage that
-wrote it.
+The file has no header. The stage that writes the file stores its numbers of documents, tokens and name bytes (``Sizes``) in
+another file.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from springtide.errors import damaged
 from springtide.storage import Folder
 
 KEYS = (("high", "<u8"), ("low", "<u8"), ("share", "<u8"), ("length", "<i4"))
-"""Columns that the plan reads, 28 bytes per document."""
+"""(name, type) of the columns that the plan reads, 28 bytes per document."""
 Documents = dict[str, np.ndarray]
-"""Column -> its values."""
+"""Name of a column -> its values: documents held in memory."""
 
 
 class Sizes(NamedTuple):
@@ -41,15 +42,16 @@ class Sizes(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where each column of a file is, computed from the file's numbers of documents, tokens and name bytes."""
+    """Position of each column in a file, computed from the file's numbers of documents, tokens and name bytes."""
 
     sizes: Sizes
     token_type: str
     has_bands: bool
-    """Whether the file also stores the band hashes as one column per band."""
+    """Whether the file also stores the band hashes in 16 columns, one per band. True for segments, False for parts."""
 
     def columns(self) -> Iterator[tuple[str, np.dtype, tuple[int, ...], int]]:
-        """Yield name, type, shape and first byte of each column in file order, then an unnamed one for the end of the file."""
+        """Yield (name, type, shape, position in the file [bytes]) of each column, in the order of the file. The last entry has
+        an empty name; its position is the end of the file."""
         rows, place = self.sizes.documents, 0
         shapes: list[tuple[str, str, tuple[int, ...]]] = [
             *((name, kind, (rows,)) for name, kind in KEYS),
@@ -71,7 +73,7 @@ class Layout(NamedTuple):
         return next(place for name, _, _, place in self.columns() if not name)
 
     def find(self, name: str) -> tuple[np.dtype, tuple[int, ...], int]:
-        """Return type, shape and first byte of a column."""
+        """Return the type, the shape and the position in the file [bytes] of a column."""
         return next((kind, shape, place) for one, kind, shape, place in self.columns() if one == name)
 
 
@@ -83,7 +85,8 @@ class ColumnFile(NamedTuple):
     layout: Layout
 
     def read_all(self) -> Documents:
-        """Return every column except the ``band`` columns, in one request."""
+        """Read the whole file in one request. Return every column except ``band0`` to ``band15``, which repeat
+        ``signature``."""
         data = self._bytes(0, self.layout.num_bytes)
         return {
             name: _view(data, kind, shape, place)
@@ -92,26 +95,26 @@ class ColumnFile(NamedTuple):
         }
 
     def read_keys(self) -> Documents:
-        """Return the columns of ``KEYS``, in one request."""
+        """Read the columns in ``KEYS`` (key, hash for holding out, length) in one request."""
         _, _, end = self.layout.find("sketch")
         data = self._bytes(0, end)
         return {name: _view(data, *self.layout.find(name)) for name, _ in KEYS}
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
-        """Return rows [begin, end) of a column, in one request. For ``tokens`` and ``names`` the range counts tokens and bytes,
-        not rows."""
+        """Read rows [begin, end) of a column in one request. For ``tokens``, the range counts tokens; for ``names``, bytes. If
+        ``end`` is None, read to the end of the column."""
         kind, shape, place = self.layout.find(name)
         end = shape[0] if end is None else end
         width = kind.itemsize * int(np.prod(shape[1:]))
         return _view(self._bytes(place + begin * width, place + end * width), kind, (end - begin, *shape[1:]), 0)
 
     def name_of(self, row: int) -> str:
-        """Return the name of the document in a row."""
+        """Return the name of the document at index ``row``."""
         ends = [0, *self.read("name_ends", max(0, row - 1), row + 1).tolist()][-2:]
         return bytes(self.read("names", *ends)).decode()
 
     def write(self, documents: Mapping[str, np.ndarray]) -> None:
-        """Write the columns one after another, without joining them in memory."""
+        """Write the columns one after another. They are not joined in memory, which would take their size again."""
         given = {**documents}
         if self.layout.has_bands:
             given |= {f"band{number}": documents["signature"][:, number] for number in range(BANDS)}
@@ -136,8 +139,8 @@ def sizes(documents: Mapping[str, np.ndarray]) -> Sizes:
 
 
 def in_order(parts: Sequence[Documents], heldout_fraction: float) -> Documents:
-    """Merge the documents of several files: first the documents that may be held out, then all others, each group sorted by
-    key. Documents with equal keys stay in the order of ``parts``."""
+    """Merge the documents of several files. First come the documents that may be held out, then all others; both groups are
+    sorted by key, a hash of the text. Documents with equal keys stay in the order of ``parts``."""
     low, high, share = (np.concatenate([part[name] for part in parts]) for name in ("low", "high", "share"))
     order = np.lexsort((low, high, share / 2.0**64 >= heldout_fraction))
     found = {name: np.concatenate([part[name] for part in parts])[order] for name in ("high", "low", "share", "length")}

@@ -1,4 +1,5 @@
-"""Report records of a source that cannot be used: a warning above 1%, an error above half or if no document is left."""
+"""Report unusable records of a source: a warning if more than 1% are unusable, an error if more than 50% are or if no document
+is left."""
 
 from __future__ import annotations
 
@@ -13,17 +14,19 @@ from springtide.dataset.chats import TOO_LONG
 from springtide.errors import CorpusError, explain, printable, redacted
 
 NOT_UTF_8 = "bytes that are not UTF-8 replaced: documents"
-"""Name of the count of documents with U+FFFD in ``edits``, a unit's counts of changes to documents."""
+"""Key in ``edits`` (counts of changes to documents) for the number of documents with U+FFFD in place of bad bytes."""
 _TOLD_FROM, _REFUSED_FROM = 0.01, 0.5
-"""Shares of a source's records: above the first, unusable records are reported; above the second, the source is refused."""
+"""Two shares of a source's records. More unusable records than the first share cause a warning; more than the second, an
+error."""
 _SHOWN = 120
 DROPPED_AS_NOT_UTF_8 = "not UTF-8"
 _MAY_BE_MANY = (EMPTY, UNANSWERED, EQUAL, ONE_SIDED, TOO_LONG, DROPPED_AS_NOT_UTF_8)
-"""Reasons that do not suggest a wrong setting or a damaged file; they do not count towards ``_REFUSED_FROM``."""
+"""Reasons that are no sign of a wrong setting or a damaged file. Records dropped for these reasons do not count towards the
+limit ``_REFUSED_FROM``, so even many of them cause no error."""
 
 
 class _Count(NamedTuple):
-    """Counts of the records of a source: kept, dropped and unusable."""
+    """Numbers of records of one source: kept, dropped by a rule, and unusable. Also an example for messages."""
 
     setting: str
     source: str
@@ -33,11 +36,12 @@ class _Count(NamedTuple):
     dropped: collections.Counter[str]
     """Reason -> number of records that are not kept."""
     lost: collections.Counter[str]
-    """The records in ``dropped`` that are unusable, rather than filtered out by a rule."""
+    """Reason -> number of records that are unusable, such as broken JSON. A part of ``dropped``, which also counts the records
+    that a cleaning rule drops."""
     broken: Mapping[str, Any] | None
-    """The first record that cannot be read as a document: name, reason, beginning and fields."""
+    """The first record that cannot be read as a document, with the keys name, reason, sample and fields; None if all can."""
     replaced: int
-    """Documents with U+FFFD in place of bytes that are not UTF-8."""
+    """Number of documents with U+FFFD in place of bytes that are not UTF-8."""
     replaced_first: str
 
     def reasons(self) -> str:
@@ -47,11 +51,11 @@ class _Count(NamedTuple):
 def check_lost(
     corpus: CorpusConfig, shards: ShardsConfig, groups: Sequence[str], counts: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Return warnings about unusable records, and about bytes that are not UTF-8, one line each.
+    """Return warnings about unusable records and about bytes that are not UTF-8, one line each. A unit is a few source files.
 
     Args:
-        groups: name of each unit's source, empty if there is only one source.
-        counts: counts of each unit, as ``make_part`` writes them.
+        groups: for each unit, the name of its source; empty if there is only one source.
+        counts: for each unit, the counts that ``make_part`` wrote.
 
     Raises:
         CorpusError: a source has no document left, or more than half of its records cannot be used.
@@ -119,13 +123,14 @@ def _refused(count: _Count, shards: ShardsConfig) -> CorpusError:
 
 
 def no_text(field: str) -> str:
-    """Return the reason under which a record without text is counted."""
+    """Return the reason under which reports count a record without text in ``field``."""
     return f"no text in {field!r}"
 
 
 def lost_of(broken: Mapping[str, int], dropped: Mapping[str, int]) -> dict[str, int]:
-    """Count the records of a unit that are unusable rather than filtered out, by reason. ``broken``: records that are not
-    documents, by reason; ``dropped``: documents, by reason."""
+    """Return reason -> number of unusable records of a unit (a few source files). These are all ``broken`` records, which are
+    no documents, and the ``dropped`` documents that cannot be used, such as chats longer than a row. Documents that a filter
+    drops do not count. ``broken`` and ``dropped``: reason -> number."""
     reasons = (TOO_LONG, DROPPED_AS_NOT_UTF_8, REFUSED, f"{UNSPLIT} it")
     return {**broken, **{reason: dropped[reason] for reason in reasons if dropped.get(reason)}}
 

@@ -1,4 +1,4 @@
-"""Prepare a dataset: run the stages in order (parts, segments, plan, shards) and write the manifest last."""
+"""Prepare a dataset: run the stages (parts, segments, plan, shards) in order, then write the manifest, which makes it valid."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ from springtide.shards import (
 )
 from springtide.storage import Folder, digest
 
-# Types and defaults for running the jobs of a stage and reporting their progress.
+# Types and default functions to run the jobs of a stage and to report progress.
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the stage, the number of finished jobs, and the total number of jobs."""
 
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
-"""Runs a function on every item, in any processes and in any order, and yields the results."""
+"""Function (function, items) -> results. Calls the function on each item, in any process and any order."""
 
 
 def in_process(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
@@ -87,32 +87,32 @@ def in_process(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Ignore the progress of a stage: the default for callers that show none."""
+    """Do nothing: the default for callers that show no progress."""
 
 
 _VERSION = 14
-"""Version of the prepared bytes. Increase it when the same settings produce different bytes."""
+"""Version of the preparation. Increase it when a change of the code makes other bytes of the same settings and files."""
 
 _WORK = "work"
 _READ_AT_ONCE = 16
-"""Number of bundles (the shards that one task writes) whose records are read concurrently."""
+"""Number of files with records of written shards that are read concurrently."""
 _LEFT_OUT_SHOWN = 20
-"""Most skipped files that the manifest lists by name."""
+"""Maximum number of skipped source files that the manifest lists by name."""
 _MADE_HERE = ("bpe", "bytes")
-"""Values of ``corpus.tokenizer`` for which the tokenizer is built here, so that the bytes of text per id are known exactly."""
+"""Values of ``corpus.tokenizer`` for which this package makes the tokenizer. Its bytes per token id need no check."""
 
 _log = logging.getLogger(__name__)
 
 _CHECKED, _CHECKED_A_UNIT, _CHECKED_CHARACTERS = 256, 64, 10_000
-"""Sample of text on which the number of bytes per token id is checked: total documents, documents per unit, characters per
-document."""
+"""Limits of the sample of text that checks the number of bytes per token id: documents in all; documents per unit (a few source
+files); characters per document."""
 
 
 def make_dataset(corpus: CorpusConfig, shards: ShardsConfig, progress: Progress = silent, run: Map = in_process) -> str:
-    """Return the URL of the dataset of a corpus: the one below ``shards.root`` with its fingerprint, or a new one.
+    """Return the URL of the dataset of a corpus. If ``shards.root`` has no dataset for these settings and files, prepare it.
 
-    Resumes the work of a killed call. Raises ConfigError or CorpusError if the settings or the corpus cannot be used, or if a
-    source file is rewritten or removed during the call.
+    Resumes the work of a call that was killed. Raises ConfigError or CorpusError if the settings or the corpus cannot be used,
+    or if a source file is rewritten or removed during the call.
     """
     sources, apart, texts, dataset = _find(corpus, shards)
     if not dataset.exists(MANIFEST):
@@ -120,28 +120,28 @@ def make_dataset(corpus: CorpusConfig, shards: ShardsConfig, progress: Progress 
             with explain_full(dataset):
                 _make(corpus, shards, sources, apart, texts, dataset, progress, run)
         except FileNotFoundError:
-            if not dataset.exists(MANIFEST):  # else another process made the same dataset and removed the work folder
+            if not dataset.exists(MANIFEST):  # not an error if another process finished this dataset and removed work/
                 raise
-    elif dataset.exists(_WORK):  # an earlier call was killed after it wrote the manifest
-        with contextlib.suppress(OSError):  # the folder may belong to another user
+    elif dataset.exists(_WORK):  # an earlier call was killed after it wrote the manifest: finish its cleanup
+        with contextlib.suppress(OSError):  # the folder may belong to another user: then leave it
             _clear(dataset)
     return dataset.url
 
 
 def dataset_folder(corpus: CorpusConfig, shards: ShardsConfig) -> Folder:
-    """Return the folder in which ``make_dataset`` makes the dataset, or has made it."""
+    """Return the folder of the dataset that ``make_dataset`` makes from these settings. It may not exist yet."""
     return _find(corpus, shards)[3]
 
 
 def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
-    """Return the number of units that ``make_dataset`` would read; 0 if the dataset exists."""
+    """Return how many units (a few source files, or a range of one) ``make_dataset`` would read; 0 if the dataset exists."""
     sources, _, _, dataset = _find(corpus, shards)
     return 0 if dataset.exists(MANIFEST) else sum(len(source.units()) for source in sources)
 
 
 def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], ApartFrom, dict[str, str], Folder]:
-    """Return the sources, the opened datasets and benchmark texts of ``corpus.apart_from``, the texts of the chat templates,
-    and the dataset's folder."""
+    """Check the settings and open what they name. Return the sources, the datasets and benchmark texts of
+    ``corpus.apart_from``, the texts of the chat templates by name, and the dataset's folder."""
     if not corpus.source and not corpus.sources:
         limit = "names no text, and this recipe has none of its own"
         made = f" and its tokenizer with corpus.tokenizer (else a BPE of {corpus.vocab_size:,} ids is trained on it)"
@@ -168,15 +168,18 @@ def fingerprint(
     apart: ApartFrom,
     texts: Mapping[str, str],
 ) -> str:
-    """Return the hash that identifies a dataset, 16 hex digits. It covers the settings without passwords in URLs, the files of
-    the sources, ``apart``, the chat templates ``texts``, the filter's code, the tokenizer file and ``_VERSION``. Settings are
-    hashed under their names of commit 0ba2dd87 (``config/renames.py``), so that renaming a setting changes no hash."""
+    """Return the hash that identifies a dataset, 16 hex digits.
+
+    It covers the settings (without passwords in URLs), size and last change of the source files, ``apart`` (the datasets and
+    benchmark texts of ``corpus.apart_from``), the chat templates ``texts``, the code of ``corpus.filter``, the tokenizer file
+    and ``_VERSION``. Settings are hashed under the names they had at commit 0ba2dd87 (``config/renames.py``), so that renaming
+    a setting changes no hash."""
     sections = {"corpus": corpus.model_dump(mode="json")}
     sections["shards"] = shards.model_dump(mode="json", exclude={"root", "dataset"})
     hashed = as_hashed(sections)
     code = [code_digest({"corpus.filter": corpus.filter})] if corpus.filter else []
     code += [digest.of_bytes(text.encode()) for text in texts.values() if text]
-    code += ["whole documents"] if only_chats(texts) else []  # changes the hash: older chat datasets differ in layout
+    code += ["whole documents"] if only_chats(texts) else []  # a new hash: older versions laid chats out differently
     if file := tokenizer_file(corpus.path(corpus.tokenizer)):
         code.append(f"tokenizer {digest.of_bytes(Folder(file.parent).read(file.name))}")
     text = json.dumps(
@@ -202,8 +205,8 @@ def _part_jobs(
     texts: Mapping[str, str],
     work: Folder,
 ) -> list[PartJob]:
-    """Return one job per unit (a few files, or a range of one). A job's reader has no list of the source's files, which keeps
-    jobs small."""
+    """Return one job per unit (a few source files, or a range of one). The reader in a job has no list of the source's files,
+    so that sending the job to another process is cheap."""
     units = [
         (bare, each, unit, name if corpus.sources else "")
         for source, (name, each) in zip(sources, corpus.each().items(), strict=True)
@@ -252,7 +255,7 @@ def _make(
         check_pairs(counts, _named(corpus))
         segments, planned = _planned(corpus, shards, parts, apart, work, progress, run)
     except CorpusError:
-        # the folder is named by a fingerprint of settings and files: once they are mended, a retry uses another folder
+        # remove the folder: its name is a hash of settings and files, so a retry with corrected ones never uses it again
         dataset.remove()
         raise
     if cut := planned.plan.cut:
@@ -293,16 +296,16 @@ def _make(
 
 
 def _clear(dataset: Folder) -> None:
-    """Remove temporary files and the work folder from a finished dataset. The work folder is removed last: if this call is
-    killed, a later call finds the folder and repeats the cleanup."""
+    """Remove temporary files and the folder ``work`` from a finished dataset. ``work`` is removed last: if this call is killed,
+    the next ``make_dataset`` finds the folder and repeats the cleanup."""
     for folder in (dataset, dataset / SIGNATURES):
         folder.sweep()
     (dataset / _WORK).remove()
 
 
 def _check_unchanged(corpus: CorpusConfig, sources: Sequence[CorpusReader], dataset: Folder) -> None:
-    """Remove the unfinished dataset and raise CorpusError if a source file was removed or changed since it was listed. Files
-    added since then are ignored: the corpus with them has another fingerprint."""
+    """If a source file was removed or changed since it was listed, remove the unfinished dataset and raise CorpusError. New
+    files are ignored: a later call that includes them makes another dataset."""
     for one, source in zip(corpus.each().values(), sources, strict=True):
         if changed := changed_files(
             corpus.path(one.source), {name: source.seen.get(name) for name in (*source.names, *source.beside)}
@@ -322,8 +325,8 @@ def _planned(
     progress: Progress,
     run: Map,
 ) -> tuple[list[Segment], Planned]:
-    """Merge all parts (documents of one unit) into segments (sorted, about 128 MiB) and plan the shards, or read the plan that
-    an earlier call wrote."""
+    """Merge all parts (files of prepared documents) into segments (sorted files of about 128 MiB). Then plan the shards, or
+    read the plan that an earlier, killed call wrote."""
     merging = merges(work, parts, shards)
     _run_all(run, merge, merging, "sorting", progress, work)
     segments = [job.segment for job in merging]
@@ -345,7 +348,7 @@ def _run_all(
     progress: Progress,
     work: Folder | None = None,
 ) -> None:
-    """Run ``function`` on the jobs and report progress. With ``work``, skip jobs whose output is already in that folder."""
+    """Run ``function`` on each job and report progress. If ``work`` is given, skip jobs whose output file exists in it."""
     if work is not None and jobs:
         folder = posixpath.dirname(jobs[0].output)
         made = {posixpath.join(folder, name) for name in (work / folder).names()}
@@ -359,14 +362,14 @@ def _named(corpus: CorpusConfig) -> str:
 
 
 def _left_out(sources: Sequence[CorpusReader]) -> list[str]:
-    """Return the names of the skipped files: the first ``_LEFT_OUT_SHOWN``, then how many more there are."""
+    """Return the names of the first 20 skipped source files. If there are more, append the number of the rest, "7 more"."""
     found = [shown(name) for source in sources for name in source.left_out]
     more = len(found) - _LEFT_OUT_SHOWN
     return [*found[:_LEFT_OUT_SHOWN], f"{more:,} more"] if more > 0 else found
 
 
 def _vocabulary(corpus: CorpusConfig, shards: ShardsConfig, jobs: list[PartJob], work: Folder) -> Tokenizer:
-    """Return the tokenizer stored in ``work``. The first call makes the tokenizer and stores it."""
+    """Return the tokenizer of the dataset. The first call makes or trains it, and stores it in the folder ``work``."""
     if not work.exists(TOKENIZER):
         made = open_tokenizer(
             corpus.path(corpus.tokenizer),
@@ -394,7 +397,7 @@ def _check_room_for_ids(made: Tokenizer, corpus: CorpusConfig, shards: ShardsCon
 
 
 def _sources(planned: Planned, work: Folder) -> dict[str, dict[str, Split]]:
-    """Return source name -> split name -> its counts and written shards, for the manifest."""
+    """Return, for the manifest, {name of a source: {name of a split: its counts and its written shards}}."""
     records: dict[tuple[str, str], list[tuple[Shard, int]]] = {}
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         read = threads.map(lambda number: read_records(work, number), range(len(planned.bundles)))
@@ -414,7 +417,8 @@ def _sources(planned: Planned, work: Folder) -> dict[str, dict[str, Split]]:
 
 
 def open_dataset(url: str) -> tuple[Manifest, Tokenizer]:
-    """Return the manifest and tokenizer of a finished dataset; CorpusError if either cannot be used."""
+    """Return the manifest and the tokenizer of a finished dataset. Raises CorpusError if the manifest or the tokenizer is
+    damaged."""
     dataset = Folder(url)
     manifest, data = load_manifest(dataset), dataset.read(TOKENIZER)
     if (found := digest.of_bytes(data)) != manifest.tokenizer_digest:
@@ -425,20 +429,20 @@ def open_dataset(url: str) -> tuple[Manifest, Tokenizer]:
 
 
 def rows_text(rows: np.ndarray, vocabulary: Tokenizer) -> Iterator[str]:
-    """Yield rows of tokens, (rows, length), as text."""
+    """Decode rows of token ids, (rows, length), and yield the text of each row."""
     return (vocabulary.decode(row.tolist()) for row in ids_of(rows))
 
 
-# Space on a local disk: checked before anything is written, and reported when it has run out.
+# Check the free space of a local disk before anything is written, and explain the error if the disk is full later.
 
 _TIMES = 2.8
-"""Disk space for parts and segments (both temporary) and shards together, as a multiple of the text's size. All exist until the
-manifest is written."""
+"""Disk space that a preparation needs, as a multiple of the text's size. Parts and segments, which are temporary, and shards
+all exist until the manifest is written."""
 
 
 def check_room(sources: Sequence[CorpusReader], dataset: Folder) -> None:
-    """Raise CorpusError if a local disk has too little space for the dataset. What an earlier, killed call wrote there counts
-    as free space, because this call uses it again."""
+    """Raise CorpusError if a local disk has too little space for the dataset. Files that an earlier, killed call wrote for this
+    dataset count as free space, because this call continues with them."""
     root = dataset.path.rsplit("/", 2)[0]
     if not dataset.is_local or not dataset.fs.exists(root):
         return
@@ -453,12 +457,12 @@ def check_room(sources: Sequence[CorpusReader], dataset: Folder) -> None:
                 f"has {free / 2**30:.1f} GiB free, preparing {size / 2**30:.1f} GiB of text takes about three times that",
                 "free some, or choose another folder",
             )
-        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # marks the error as temporary: space may be freed
+        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # ENOSPC marks an error that a retry may avoid
 
 
 @contextlib.contextmanager
 def explain_full(dataset: Folder) -> Iterator[None]:
-    """Turn a disk-full or quota error in the body of the ``with`` statement into a CorpusError with a remedy."""
+    """Context manager: turn an error of a full disk or a reached quota into a CorpusError with a remedy."""
     try:
         yield
     except OSError as error:
@@ -474,10 +478,10 @@ def explain_full(dataset: Folder) -> Iterator[None]:
         ) from error
 
 
-# A sample of the text of all sources, to train a tokenizer on.
+# Take a sample of the text of all sources, to train a tokenizer on.
 
 _MOST_UNITS = 1024
-"""Most units to sample from. One process reads them all, and each means opening a file."""
+"""Maximum number of units (a few source files, or a range of one) to sample from. One process opens and reads them all."""
 
 
 def sample(
@@ -490,9 +494,10 @@ def sample(
 ) -> Iterator[str]:
     """Yield at most ``characters`` characters of cleaned documents, each distinct text once.
 
-    Each source and each unit contributes in proportion to its bytes, from its beginning. Of more than ``most_units`` units,
-    evenly spaced ones are read, at least one per source. With fewer units, a corpus of at most ``characters`` characters is
-    yielded whole. ``most_a_unit``: most documents to read from a unit.
+    Each unit (a few source files, or a range of one) contributes documents from its beginning, in proportion to its bytes. If
+    there are more than ``most_units`` units, evenly spaced units are read, at least one per source. Otherwise a corpus of at
+    most ``characters`` characters is yielded whole. ``most_a_unit``: maximum number of documents to read from a unit; None for
+    no limit.
     """
     rng, seen = np.random.default_rng(seed), set[bytes]()
     chosen = _chosen(rng, jobs, most_units)
@@ -512,7 +517,8 @@ def sample(
 
 
 def _chosen(rng: np.random.Generator, jobs: Sequence[PartJob], most_units: int) -> list[tuple[PartJob, float]]:
-    """Return the units to read, each with the bytes of text that it represents."""
+    """Choose the units to read for a sample. Return (job of the unit, bytes of text that it represents). A unit also represents
+    its neighbours that are not read."""
     found: list[tuple[PartJob, float]] = []
     for _, group in itertools.groupby(jobs, key=lambda job: id(job.source)):
         units = list(group)

@@ -1,8 +1,8 @@
-"""Find near-duplicates among the documents of all segments. For each band of the signatures, in parallel, store which documents
-share a hash (a bucket); then compare the pairs in all buckets.
+"""Find near-duplicates among the documents of all segments (sorted files of documents). Each document has 16 band hashes.
+Similar documents very probably have an equal hash in some band. A bucket is all documents with an equal hash in a band.
 
-segments -> buckets   rows whose hash in one band is shared, and a number for each hash     find_sharing, 16 jobs
-buckets  -> pairs     compare the few documents in the buckets                              near_duplicates_among
+segments -> buckets   for each band, in parallel: store the buckets of two or more documents     find_sharing, 16 jobs
+buckets  -> pairs     compare documents in the buckets by their sketches                         near_duplicates_among
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROW_BYTES = 16
 
 @dataclasses.dataclass(frozen=True)
 class BandJob:
-    """The input to find the documents that share a hash in one band of their signatures. Picklable."""
+    """Input of ``find_sharing``, which finds the documents with equal hashes in one of 16 bands. Picklable."""
 
     band: int
     segments: tuple[Segment, ...]
@@ -38,13 +38,14 @@ class BandJob:
 
 
 def bands(work: Folder, segments: Sequence[Segment], token_type: str) -> list[BandJob]:
-    """Return one job per band of the signatures."""
+    """Return the 16 jobs for ``find_sharing``, one per band hash of a document."""
     return [BandJob(band, tuple(segments), token_type, work) for band in range(BANDS)]
 
 
 def find_sharing(job: BandJob) -> None:
-    """Write the rows whose hash in the job's band is shared, and a number for each such hash, unless the output exists. Rows
-    are numbered across all segments. Reads one range per segment; takes about 32 bytes of memory per document."""
+    """Find the documents whose hash in the job's band equals the hash of another document. Write their row numbers, counted
+    across all segments, and for each row a number of its hash. Do nothing if the output file exists. Reads one range per
+    segment; needs about 32 bytes of memory per document."""
     if not job.work.exists(job.output):
         column = read_bands(job.work, job.segments, job.token_type, job.band)
         job.work.write(job.output, np.stack(sharing(column)).astype("<i8").tobytes())
@@ -53,13 +54,14 @@ def find_sharing(job: BandJob) -> None:
 def near_duplicates_among(
     work: Folder, segments: Sequence[Segment], token_type: str, order: np.ndarray
 ) -> NearDuplicates:
-    """Find near-duplicates among the documents whose rows are ``order``. The first of each group of similar documents is kept.
+    """Find near-duplicates among n documents. Of several similar documents, the first in ``order`` is kept.
 
-    Memory holds the pairs to compare and the rows of one band at a time. The sketches (hashes to compare) of documents that
-    share a hash go to a temporary file on this machine, 128 bytes each.
+    Memory holds the pairs to compare and the rows of one band at a time. The sketches (128 bytes per document, which estimate
+    similarity) of the documents to compare go to a temporary file on this machine.
 
     Args:
-        order: int64 (n,), rows numbered across all segments. The result refers to documents by their index in ``order``.
+        order: int64 (n,), row numbers of the documents, counted across all segments. The result refers to a document by its
+            index in ``order``.
     """
     rows = sum(segment.sizes.documents for segment in segments)
     place = np.full(rows, -1, np.int64)
@@ -94,8 +96,8 @@ def near_duplicates_among(
 
 
 def _read(work: Folder, band: int) -> np.ndarray:
-    """Return what ``find_sharing`` wrote for a band: the rows that share a hash, and the number of each row's hash, int64 (2,
-    rows)."""
+    """Read what ``find_sharing`` wrote for a band, int64 (2, n): the n rows whose hash is not unique, and the number of the
+    hash of each of these rows."""
     size = work.size(_name(band))
     data = work.read_range(_name(band), 0, size) if size else b""
     if size % _ROW_BYTES or len(data) != size:
@@ -105,7 +107,7 @@ def _read(work: Folder, band: int) -> np.ndarray:
 
 
 def read_bands(work: Folder, segments: Sequence[Segment], token_type: str, band: int) -> np.ndarray:
-    """Return the hash of one band of every document, uint64 (rows,), in the order of the segments."""
+    """Return one of the 16 band hashes of every document, uint64 (documents,), in the order of the segments."""
     return np.concatenate([segment.file(work, token_type).read(f"band{band}") for segment in segments])
 
 

@@ -1,10 +1,10 @@
-"""Turn a unit of the source (a few files, or a range of one) into parts: documents, cleaned, hashed, tokenised, sorted by key.
+"""Turn a unit of a source (a few files, or a range of one) into parts: files of cleaned, hashed and tokenised documents.
 
-    documents  [text] [text] [text]                      of one unit, in file order; a part takes about 64 MiB of them
-    parts      key, length, signature, name, tokens      one column file each (columns.py), rows sorted by key
-    unit       counts                                    JSON, written last: a unit without it is made again
+    documents  [text] [text] [text]                      of one unit, in file order; each part takes about 64 MiB of text
+    parts      key, length, signature, name, tokens      one column file per part (columns.py), rows sorted by key
+    counts     documents, characters, tokens             one JSON file per unit, written last: it marks a finished unit
 
-The key is a keyed hash of the text: sorting by it shuffles globally and makes equal texts neighbours.
+The key is a hash of the text with the seed. Sorting all documents by key shuffles them, and makes equal texts neighbours.
 """
 
 from __future__ import annotations
@@ -50,23 +50,24 @@ from springtide.storage import Folder
 
 _SAMPLES = 5
 _IN_LINES = 2
-"""Broken chats per unit whose samples give a line number. To find the number, the file is read up to that line."""
+"""Number of broken chats per unit (a few source files) that are reported with their line number. Each costs time: the file is
+read up to the line."""
 EXAMPLES, EXAMPLE_CHARACTERS = 3, 200
-"""Dropped documents that the dataset card shows for each reason, and characters of each."""
+"""Number of dropped documents that the dataset card shows for each reason, and number of characters shown of each document."""
 _BEFORE = 40
-"""Characters that an example shows before the first U+FFFD, which replaces a byte that is not UTF-8."""
+"""Number of characters that an example of a text with bad bytes shows before the first U+FFFD, which replaces a bad byte."""
 _PART_BYTES = 64 * 2**20
-"""Bytes of text after which a part (file of prepared documents) is full. The process that makes a part holds the text, its ids
-and their encoding in memory."""
+"""Size of the text at which a part (a file of prepared documents) is full [bytes]. The process that makes the part holds its
+text and its token ids in memory."""
 _DOCUMENT_BYTES = 512
-"""Memory of a document besides its text. This matters where many short documents are held at once."""
+"""Memory of a document in addition to its text [bytes]. It is counted because a part may hold millions of short documents."""
 _READ_AT_ONCE = 16
-"""Files of counts that are read concurrently; an object store takes 10 to 100 ms to answer a request."""
+"""Number of files of counts that are read concurrently, because an object store takes 10 to 100 ms to answer a request."""
 _FOLDER = "parts"
 
 
 class Part(NamedTuple):
-    """Documents of one unit that are prepared and stored together, in one file."""
+    """A file with prepared documents of one unit (a few source files, or a range of one)."""
 
     unit: int
     place: int
@@ -77,7 +78,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PartJob:
-    """The input to make the parts of one unit (a few source files, or a range of one). Picklable."""
+    """Input of ``make_part``, which prepares the documents of one unit (a few source files, or a range of one). Picklable."""
 
     number: int
     source: CorpusReader
@@ -85,19 +86,19 @@ class PartJob:
     """Settings for reading and cleaning this source."""
     unit: Unit
     group: str
-    """Name of the source, by which tokens are counted. Empty if there is only one source: then tokens are counted by the first
-    folder in the name of each document."""
+    """Name of the source, for the counts of tokens per source. If there is only one source, it is empty, and tokens are counted
+    per first folder in the names of documents."""
     shards: ShardsConfig
     work: Folder
-    """Folder that holds the parts and the tokenizer until the dataset is finished."""
+    """Temporary folder of the preparation. It holds the parts and the tokenizer, until the dataset is finished."""
     apart_from: tuple[str, ...] = ()
     """URLs of datasets whose held-out text the new dataset must not contain."""
     template: str = ""
     """Text of the chat template; empty for a source of plain texts."""
     whole: bool = False
-    """Whether all documents of the dataset are chats, so that no document is cut between rows."""
+    """Whether all documents of the dataset are chats. If True, no document is cut between rows."""
     buckets: int = 0
-    """Number of files that list repeated lines or paragraphs to remove (buckets of ``repeats.py``); 0 removes none."""
+    """Number of files, written by ``repeats.py``, that list repeated lines or paragraphs to remove. If 0, none are removed."""
 
     def done(self) -> bool:
         """Return True if the documents of the unit (a few source files, or a range of one) were already prepared."""
@@ -105,8 +106,8 @@ class PartJob:
 
     @property
     def output(self) -> str:
-        """Name of the file of counts (documents kept and dropped, characters, tokens). It is written last, so it marks a
-        finished unit."""
+        """Name of the unit's file of counts: documents kept and dropped, characters, tokens. If it exists, the unit is
+        finished, because it is written last."""
         return _counts(self.number)
 
 
@@ -115,7 +116,7 @@ def _counts(unit: int) -> str:
 
 
 def part_file(work: Folder, part: Part, token_type: str) -> ColumnFile:
-    """Return the file of columns in ``work`` that stores a part."""
+    """Return the file in the folder ``work`` that stores a part."""
     name = f"{_FOLDER}/{part.unit:06d}-{part.place:04d}.columns"
     return ColumnFile(work, name, Layout(part.sizes, token_type, has_bands=False))
 
@@ -179,9 +180,11 @@ def _cleaned(
     dropped: _Examples,
     fields: list[str],
 ) -> Iterator[Document]:
-    """Yield the documents of the unit that cleaning keeps. Add broken records to ``counts`` and a few of them to ``samples``,
-    documents that cleaning drops to ``dropped``, changes to ``edits``, and the field names of the first record without text
-    to ``fields``."""
+    """Yield the documents of the job's unit that cleaning keeps.
+
+    Fills the other arguments. ``counts``: reason -> number of broken records; ``samples``: a few broken records; ``dropped``:
+    documents that cleaning drops; ``edits``: kind of change -> number of changes; ``fields``: field names of the first record
+    without text."""
     for found in job.source.read(job.unit, vocabulary):
         if isinstance(found, Broken):
             counts[found.reason] += 1
@@ -201,7 +204,7 @@ def _cleaned(
 
 
 def find_pieces(job: PartJob) -> None:
-    """Write the digests of the lines or paragraphs of one unit. ``find_repeats`` compares them with those of all units."""
+    """Write the hashes of all lines or paragraphs of one unit. ``find_repeats`` then compares the hashes of all units."""
     vocabulary = open_work_tokenizer(job.work, job.corpus.end_of_text)
     counts, edits = collections.Counter[str](), collections.Counter[str]()
     documents = _cleaned(job, vocabulary, counts, edits, [], _Examples(), [])
@@ -211,7 +214,8 @@ def find_pieces(job: PartJob) -> None:
 def _unrepeated(
     job: PartJob, documents: Iterable[Document], edits: collections.Counter[str], dropped: _Examples
 ) -> Iterator[Document]:
-    """Yield the documents without the lines or paragraphs that occurred before in the corpus."""
+    """Yield the documents without the lines or paragraphs that occurred earlier in the corpus. Add the number of removed pieces
+    to ``edits``. If nothing of a document is left, add it to ``dropped``."""
     kind, repeats = job.corpus.deduplicate, Repeats(job.work, job.number, job.corpus.deduplicate, job.buckets)
     for document in documents:
         text, removed = repeats.remove(document.text)
@@ -225,13 +229,13 @@ def _unrepeated(
 
 
 def _excluded(job: PartJob, row: dict[str, Any]) -> str:
-    """Return the reason to exclude a document that is close to held-out text of another dataset, or quotes a benchmark
-    (``corpus.apart_from``). Empty to keep the document."""
+    """Return the reason to drop a document that resembles held-out text of another dataset in ``corpus.apart_from``, or quotes
+    a benchmark. Return "" to keep the document."""
     return open_exclusions(job.work, job.apart_from).reason(row["document"].text, row["tokens"], row["bands"])
 
 
 class _Examples:
-    """Counts of dropped documents by reason, with the first few documents of each reason as examples."""
+    """Counts dropped documents by reason, and keeps the first three documents of each reason as examples."""
 
     def __init__(self) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
@@ -239,7 +243,8 @@ class _Examples:
         self._shown: collections.Counter[str] = collections.Counter()
 
     def add(self, reason: str, document: Document) -> bool:
-        """Count a document as dropped and return True; return False if ``reason`` is empty, which keeps it."""
+        """Count a document as dropped for ``reason``, and return True. If ``reason`` is empty, count nothing and return
+        False."""
         if not reason:
             return False
         self.counts[reason] += 1
@@ -247,15 +252,15 @@ class _Examples:
         return True
 
     def show(self, reason: str, name: str, text: str) -> None:
-        """Keep the beginning of a text as an example, unless ``reason`` already has ``EXAMPLES`` of them."""
+        """Keep the beginning of a text as an example of ``reason``. If ``reason`` has three examples already, keep nothing."""
         self._shown[reason] += 1
         if self._shown[reason] <= EXAMPLES:
             self.examples.append({"reason": reason, "name": shown(name), "sample": text[:EXAMPLE_CHARACTERS]})
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Group the documents of a unit into one list per part. A unit has at least one part; a large compressed file is one unit
-    with many parts."""
+    """Group the documents of a unit into lists of about 64 MiB of text, one per part. Most units have one part; a large
+    compressed file is one unit with many parts. A unit without documents has one empty part."""
     batch: list[Document] = []
     held = 0
     for document in documents:
@@ -274,8 +279,10 @@ def _tokenised(
     dropped: _Examples,
     edits: collections.Counter[str],
 ) -> list[dict[str, Any]]:
-    """Return the rows of a part, one per document, sorted by key. Add documents that cannot be tokenised to ``dropped``, and
-    the number of answers whose thoughts the chat template leaves out to ``edits``."""
+    """Tokenise and hash the documents of a part. Return one dict per document, sorted by key (a hash of its text).
+
+    Adds documents that cannot be tokenised to ``dropped``. Adds to ``edits`` the number of answers whose reasoning the chat
+    template leaves out."""
     key = job.shards.seed.to_bytes(8, "little")
     rows: list[dict[str, Any]] = []
     encoded: Iterator[tuple[np.ndarray | None, np.ndarray | None]]
@@ -304,8 +311,8 @@ def _tokenised(
 def _laid_out(
     documents: list[Document], template: ChatTemplate, dropped: _Examples
 ) -> Iterator[tuple[np.ndarray | None, np.ndarray | None]]:
-    """Yield the ids of each chat and which of them are predicted. If the template cannot lay out a chat, yield (None, None) and
-    add the chat to ``dropped``."""
+    """Yield for each chat its token ids and a mask of the ids that are predicted. If the template cannot render a chat, yield
+    (None, None), and add the chat to ``dropped``."""
     for document, found in zip(documents, laid_out(documents, template), strict=True):
         if isinstance(found, BadChat):
             dropped.add(found.reason, document._replace(text=f"{found.problem}; {found.remedy}"))
@@ -317,17 +324,18 @@ def _laid_out(
 def chat_template(
     vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConfig, text: str, whole: bool
 ) -> ChatTemplate:
-    """Compile ``text``, the chat template of a source. ``whole``: whether all documents of the dataset are chats, which are
-    not cut between rows. Raises ConfigError if the template does not fit the tokenizer."""
+    """Compile ``text``, the chat template of a source. ``whole``: whether all documents of the dataset are chats, so that none
+    is cut between rows. Raises ConfigError if the tokenizer lacks a special token of the template."""
     return ChatTemplate(corpus.chat_template, text, vocabulary, begin_of_text(vocabulary, corpus, shards), whole)
 
 
 def _encoded(
     documents: list[Document], vocabulary: Tokenizer, job: PartJob
 ) -> Iterator[tuple[np.ndarray | None, np.ndarray | None]]:
-    """Yield (ids, None) for each document, where None means that all ids are predicted. A document that came as ids keeps them,
-    except for a leading begin-of-text, which ``_begin_texts`` adds. Other documents are encoded, and ids are None if the
-    tokenizer cannot split the text. The end-of-document id is appended."""
+    """Yield (token ids, None) for each document; None means that all ids are predicted. Ids end with end-of-document.
+
+    If the source stores token ids, take them. Leave out a begin-of-text id at their start, because ``_begin_texts`` adds it
+    later. Encode any other document. If the tokenizer cannot encode it, yield (None, None)."""
     end, tokenizer = np.array([vocabulary.end_of_text], dtype=np.uint32), job.corpus.tokenizer
     bos_id = begin_of_text(vocabulary, job.corpus, job.shards)
     encoded = vocabulary.try_encode(document.text for document in documents if document.ids is None)
@@ -343,9 +351,9 @@ def _encoded(
 
 
 def _infill(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer) -> dict[str, int]:
-    """Reorder documents for fill-in-the-middle, except documents that may be held out. Return the number of reordered
-    documents, to add to the counts of edits. The segments of a reordered document are separated like documents: by the ids
-    between two documents."""
+    """Reorder the tokens of documents in ``rows`` for fill-in-the-middle. Documents that may be held out stay unchanged. Return
+    the number of reordered documents as {kind of change: number}. A reordered document is a list of segments; between two
+    segments stand the same ids as between two documents."""
     if (infilling := infilling_of(vocabulary, job.corpus, job.shards)) is None:
         return {}
     trained = [row for row in rows if row["share"] / 2.0**64 >= job.shards.heldout_fraction]
@@ -364,8 +372,8 @@ def _infill(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer) -> 
 
 
 def infilling_of(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConfig) -> Infilling | None:
-    """Return the fill-in-the-middle parameters of a source, None if it has none. ConfigError if the tokenizer lacks a token of
-    ``corpus.fim_tokens`` or cannot encode a text in pieces."""
+    """Return the fill-in-the-middle parameters of a source, or None if ``corpus.fim`` is off or all text is held out. Raises
+    ConfigError if the tokenizer lacks a token of ``corpus.fim_tokens``, or changes a text that is encoded in pieces."""
     if not corpus.fim or shards.heldout_fraction == 1:
         return None
     check_pieces(vocabulary, "corpus.fim", corpus.fim)
@@ -374,7 +382,8 @@ def infilling_of(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConf
 
 
 def _begin_texts(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer) -> None:
-    """Prepend the begin-of-text to the ids of each document, and mark ids that are not predicted, if the dataset has one."""
+    """If the dataset has a begin-of-text id, put it before the ids of each document, and mark the ids that are not
+    predicted."""
     if (bos_id := begin_of_text(vocabulary, job.corpus, job.shards)) is not None:
         first = masked(np.array([bos_id], dtype=job.shards.token_type))
         for row in rows:
@@ -385,32 +394,33 @@ def _begin_texts(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer
 
 
 def _first_folder(name: str) -> str:
-    """Return the first folder in a document's name; for a name without a folder, the file."""
+    """Return the first folder in a document's name, such as ``a`` for ``a/b.jsonl@7``. For a name without a folder, return the
+    file name."""
     return shown(name).split("/")[0].split("@")[0]
 
 
 def shown(name: str) -> str:
-    """Return a file's name for the manifest and the card, without control characters and secrets. A file name may hold any
-    bytes, and a URL may end in a signature."""
+    """Return a file name for the manifest and the dataset card, without control characters and secrets: a file name may hold
+    any bytes, and a URL may end in a secret signature."""
     return printable(redacted(name))
 
 
 @functools.lru_cache(maxsize=1)
 def open_work_tokenizer(work: Folder, end_of_text: str | int) -> Tokenizer:
-    """Return the tokenizer stored in ``work``, the folder of an unfinished dataset. Cached, because one process makes many
-    parts."""
+    """Return the tokenizer that is stored in ``work``, the temporary folder of a dataset in preparation. Cached, because one
+    process makes many parts."""
     return Tokenizer.from_json(work.read(TOKENIZER).decode(), end_of_text=end_of_text)
 
 
 def begin_of_text(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConfig) -> int | None:
-    """Return the id that is put before each document and is not predicted; None if the dataset has no such id."""
+    """Return the begin-of-text id, which stands before each document and is not predicted; None if the dataset has none."""
     if corpus.begin_of_text:
         return vocabulary.id_of(corpus.begin_of_text, "corpus.begin_of_text")
     return vocabulary.end_of_text if shards.mask_across_documents else None
 
 
 def _encode(rows: list[dict[str, Any]], token_type: str) -> Documents:
-    """Convert the rows of a part, one per document, to columns: one array per field."""
+    """Convert the documents of a part, one dict each, to columns: one array per field of a document."""
     places = np.frombuffer(b"".join(row["place"] for row in rows), dtype=">u8").reshape(-1, 2).astype(np.uint64)
     names = [shown(row["document"].name).encode() for row in rows]
     return {
@@ -428,8 +438,9 @@ def _encode(rows: list[dict[str, Any]], token_type: str) -> Documents:
 
 
 def read_counts(work: Folder, units: int) -> list[dict[str, Any]]:
-    """Return the counts of each unit (a few source files, or a range of one): documents kept or dropped by reason, characters,
-    tokens by group, broken samples, the fields of the first record without text, and the sizes of its parts."""
+    """Return for each unit (a few source files, or a range of one) the counts that ``make_part`` wrote: documents kept and
+    dropped by reason, characters, tokens by source or folder, examples of broken records, field names of the first record
+    without text, and the sizes of its parts."""
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         return list(threads.map(lambda unit: dict(work.read_json(_counts(unit))), range(units)))
 

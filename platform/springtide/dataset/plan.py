@@ -1,8 +1,8 @@
-"""Plan a dataset from all segments (files of documents sorted by key): drop duplicates, order the documents, hold some out, and
-cut shards.
+"""Plan a dataset from its segments (files of documents, sorted by a hash of the text): drop duplicates, order the documents,
+hold some out, and divide them into shards.
 
-Memory holds about 75 to 90 bytes per document and no text: keys (hashes of texts), lengths, and one band of the signatures
-(hashes that find near-duplicates) at a time.
+Memory holds about 75 to 90 bytes per document and no text: keys (hashes of texts), lengths, and one at a time of the 16 band
+hashes that find near-duplicates.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from springtide.shards import HELDOUT, TRAIN, best_fit, shuffle_rows
 from springtide.storage import Folder
 
 _EDGES = (0, *(2**power for power in range(4, 21, 2)))
-"""Lower edges of the histogram of document lengths, in tokens."""
+"""Lower edges of the histogram of document lengths [tokens]: 0, 16, 64, 256, ... 1,048,576."""
 
 
 class Documents(NamedTuple):
-    """Where documents are stored in the segments, in their order in the dataset or a shard."""
+    """Documents in their order in the dataset or in a shard, each given by its place in a segment (sorted file of
+    documents)."""
 
     segment: np.ndarray
-    """int32 (documents,): number of the segment."""
+    """int32 (documents,): number of the segment that stores the document."""
     row: np.ndarray
-    """int32 (documents,): row in the segment."""
+    """int32 (documents,): index of the document among the documents of the segment."""
     begin: np.ndarray
-    """int64 (documents,): index of the document's first token in the segment."""
+    """int64 (documents,): index of the document's first token among the tokens of the segment."""
     length: np.ndarray
-    """int32 (documents,): number of tokens."""
+    """int32 (documents,): number of tokens of the document."""
 
     def take(self, which: np.ndarray | slice) -> Documents:
         """Return the documents that the index array, mask or slice ``which`` selects."""
@@ -47,20 +48,21 @@ class Documents(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ShardPlan:
-    """One shard: its documents in order, and the tokens that it takes from them."""
+    """One shard of the dataset: its documents in order, and which of their tokens it holds."""
 
     split: str
     number: int
     """Number of the shard in the split. The shards of a source have consecutive numbers."""
     first_row: int
-    """Number of the shard's first row among the rows of its source in the split."""
+    """Index of the shard's first row among all rows of its source in the split."""
     rows: int
     documents: Documents
     skip: int = 0
-    """Tokens of the first document that are in earlier shards; 0 unless documents are packed end to end."""
+    """Number of tokens of the first document that are in earlier shards. Always 0 if documents are packed by best fit."""
     pieces: np.ndarray | None = None
-    """int32 (pieces, 4): a row of the shard, a document, and the begin and end of the piece in the document. None unless
-    documents are packed by best fit."""
+    """int32 (pieces, 4): for each piece of a document, its row in the shard, the index of its document, and the begin and the
+    end (exclusive) of the piece in the document [tokens]. None if documents are packed end to end (``shards.packing:
+    concat``)."""
 
     @property
     def name(self) -> str:
@@ -71,54 +73,56 @@ Lay = Callable[[ShardsConfig, str, int, Documents], Iterator[ShardPlan]]
 
 
 class Drop(NamedTuple):
-    """A document that the plan drops."""
+    """Example of a document that the plan drops, for the dataset card."""
 
     reason: str
     place: tuple[int, int]
-    """(segment, row in the segment) of the dropped document."""
+    """(number of the segment, index in the segment) of the dropped document."""
     kept: tuple[int, int] | None
-    """(segment, row) of the document that is kept instead of a duplicate; None if this is no duplicate."""
+    """(number of the segment, index in the segment) of the document that is kept instead. None if the document was not dropped
+    as a duplicate."""
     similarity: float
-    """Jaccard similarity of the dropped and the kept document: 1 for equal texts, 0 if no document is kept instead."""
+    """Jaccard similarity of the dropped and the kept document: 1 for equal texts, 0 if ``kept`` is None."""
 
 
 class Cut(NamedTuple):
-    """A document whose beginning is held out."""
+    """A document that is cut in two: its beginning is held out, the rest is for training."""
 
     place: tuple[int, int]
-    """(segment, row in the segment)."""
+    """(number of the segment, index in the segment) of the document."""
     tokens: int
-    """Number of tokens that are held out."""
+    """Number of tokens at the document's beginning that are held out."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitPlan:
-    """The documents and shards of one source in one split."""
+    """The shards of one source in one split (train or heldout), and their numbers of documents and tokens."""
 
     source: str
     split: str
     documents: int
     tokens: int
     shards: tuple[ShardPlan, ...]
-    """Empty if the tokens do not fill a row."""
+    """Empty if the source has too few tokens in the split to fill one row."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The shards of a dataset, and counts of documents and tokens."""
+    """Which documents go to which shards of a dataset, and counts for its manifest."""
 
     splits: tuple[SplitPlan, ...]
-    """One per source and split."""
+    """One entry for each pair of a source and a split."""
     dropped: dict[str, int]
-    """Reason -> number of documents dropped by the plan."""
+    """Reason -> number of documents that the plan drops. Earlier stages drop documents for other reasons."""
     examples: tuple[Drop, ...]
-    """The first few documents dropped for each reason."""
+    """The first three documents dropped for each reason."""
     documents_by_tokens: tuple[tuple[int, int], ...]
-    """Histogram of kept documents: (lower edge in tokens, number of documents)."""
+    """Histogram of the lengths of kept documents: (lower edge of a bin in tokens, number of documents in the bin)."""
     heldout_fraction: float
-    """Share of the documents that is held out; smaller than the setting if that would exceed ``shards.heldout_tokens``."""
+    """Share of the documents that is held out: ``shards.heldout_fraction``, or less to stay within
+    ``shards.heldout_tokens``."""
     cut: Cut | None = None
-    """The document whose beginning is held out, because there are too few documents to hold out a whole one."""
+    """A document whose beginning is held out, if there are too few documents to hold out a whole document; otherwise None."""
 
 
 def make_plan(
@@ -129,11 +133,11 @@ def make_plan(
     apart: ApartFrom,
     may_cut: bool = False,
 ) -> Plan:
-    """Compute the plan from the columns of the segments. It does not depend on how many processes made the segments.
+    """Compute the plan from the columns of the segments. The plan does not depend on how many processes made the segments.
 
-    The segments of a source are consecutive. A document that occurs in several sources, exactly or nearly, stays in the first
-    source. With ``near_duplicates``, ``near.find_sharing`` must have written which documents share hashes. ``may_cut``: whether
-    the beginning of a document may be held out if no whole document can be, such as when one book is the whole corpus.
+    The segments of a source must be consecutive. If documents of several sources are equal or similar, the document of the
+    first source is kept. If ``near_duplicates`` is True, ``near.find_sharing`` must have run for all bands. ``may_cut``:
+    whether the beginning of a document may be held out if no whole document can be, for example if the corpus is one book.
     """
     lay = look_up({"concat": _cut, "best_fit": _fit}, "shards.packing", settings.packing)
     where, high, low, share = _index(work, segments, settings.token_type)
@@ -145,7 +149,7 @@ def make_plan(
     def place(index: int) -> tuple[int, int]:
         return int(where.segment[index]), int(where.row[index])
 
-    # sorted by key, equal texts are neighbours; the first of them, in the order of segments and rows, is kept
+    # sort by key, so that equal texts are neighbours; keep the first of equal texts, in the order of segments and rows
     order = np.lexsort((where.row, where.segment, low, high))
     again = np.zeros(len(order), dtype=bool)
     again[1:] = (high[order][1:] == high[order][:-1]) & (low[order][1:] == low[order][:-1])
@@ -157,7 +161,7 @@ def make_plan(
     ]
     order = order[~again]
     if near_duplicates:
-        # in the order of sources, because the first of several near-duplicates is kept
+        # search in the order of sources, because the first of several near-duplicates is kept
         by_source = np.argsort(source[order], kind="stable")
         first = order[by_source]
         found = near_duplicates_among(work, segments, settings.token_type, first)
@@ -205,8 +209,9 @@ def _splits(
     heldout: np.ndarray,
     fraction: float,
 ) -> tuple[SplitPlan, ...]:
-    """Return the splits of each source. ``lay`` lays documents out in rows; ``source``: number of each document's source;
-    ``train`` and ``heldout``: indices into ``where`` of the documents of each split, in order."""
+    """Divide the documents of each source and split into shards. ``lay``: function that packs documents into rows and shards;
+    ``names``: names of the sources; ``source``: index in ``names`` of each document's source; ``train`` and ``heldout``:
+    indices in ``where`` of the documents of the two splits, in order; ``fraction``: share that is held out."""
     splits: list[SplitPlan] = []
     for split, mine in {TRAIN: train, HELDOUT: heldout}.items():
         mine = mine[np.argsort(source[mine], kind="stable")]
@@ -227,8 +232,9 @@ def _is_empty(splits: Sequence[SplitPlan], split: str) -> bool:
 
 
 def _part_to_hold_out(settings: ShardsConfig, longest: int, total: int) -> int:
-    """Return how many tokens of a document of ``longest`` tokens to hold out. This is the configured share of ``total``, at
-    least a row, at most half of the document and ``shards.heldout_tokens``; 0 if these limits leave less than a row."""
+    """Return how many tokens of the longest document to hold out. The target is ``shards.heldout_fraction`` of ``total``
+    tokens, but at least one row. The limits are half of the document's ``longest`` tokens, and ``shards.heldout_tokens``.
+    Return 0 if the limits leave less than one row."""
     row = settings.sequence_length + 1
     tokens = min(max(round(settings.heldout_fraction * total), row), longest // 2)
     if settings.heldout_tokens:
@@ -237,7 +243,8 @@ def _part_to_hold_out(settings: ShardsConfig, longest: int, total: int) -> int:
 
 
 def _with_part(where: Documents, document: int, tokens: int) -> Documents:
-    """Return ``where`` with one more document: the first ``tokens`` of ``document``, which are removed from ``document``."""
+    """Cut a document in two: return ``where`` with one more document at its end, the first ``tokens`` tokens of ``document``.
+    ``document`` keeps the other tokens."""
     found = Documents(*(np.append(column, column[document]) for column in where))
     found.length[-1] = tokens
     found.begin[document] += tokens
@@ -246,7 +253,8 @@ def _with_part(where: Documents, document: int, tokens: int) -> Documents:
 
 
 def check_plan(plan: Plan, settings: ShardsConfig, corpus: str) -> None:
-    """Raise CorpusError if a source has no row to train on, or there is no row to hold out. ``corpus``: name of the corpus."""
+    """Raise CorpusError if a source fills no row for training, or if all sources together fill no held-out row. If all
+    text is held out, each source must fill a held-out row. ``corpus``: name of the corpus, for the error."""
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in plan.dropped.items() if count)
     several = len({one.source for one in plan.splits}) > 1
     for one in plan.splits:
@@ -262,8 +270,8 @@ def check_plan(plan: Plan, settings: ShardsConfig, corpus: str) -> None:
 
 
 def _fraction(settings: ShardsConfig, share: np.ndarray, length: np.ndarray) -> float:
-    """Return the share of the documents to hold out: the configured one, or the largest within ``shards.heldout_tokens``.
-    ``share``: hash of each document's text, ``length``: its tokens."""
+    """Return the share of the documents to hold out: ``shards.heldout_fraction``, or the largest smaller share that stays
+    within ``shards.heldout_tokens``. ``share``: hash of each document's text; ``length``: its number of tokens."""
     fraction, limit = settings.heldout_fraction, int(settings.heldout_tokens)
     if fraction == 1 or not limit:
         return fraction
@@ -274,15 +282,16 @@ def _fraction(settings: ShardsConfig, share: np.ndarray, length: np.ndarray) -> 
 
 
 def _is_held_out(share: np.ndarray, fraction: float) -> np.ndarray:
-    """Return which documents are held out, bool (n,). The hash of the text decides alone, so a copy of a held-out document is
-    also held out in other datasets that hold out the same fraction."""
+    """Return which documents are held out, bool (n,). Only the hash of the text, ``share``, decides. So a text that is held out
+    in one dataset is also held out in any other dataset with an equal ``fraction``."""
     return np.ones(len(share), dtype=bool) if fraction == 1 else share / 2.0**64 < fraction
 
 
 def _cut(settings: ShardsConfig, split: str, first: int, documents: Documents) -> Iterator[ShardPlan]:
-    """Cut the documents, end to end, into rows of sequence_length + 1 at a stride of sequence_length: a row repeats the last
-    token of the previous row as its first input, so every token but the very first is predicted once. ``first``: number of the
-    first shard."""
+    """Join the documents end to end, cut them into rows of sequence_length + 1 tokens, and divide the rows into shards.
+
+    The first token of a row repeats the last token of the previous row. The model reads this token but does not predict it
+    again, so every token except the very first is predicted exactly once. ``first``: number of the first shard."""
     length = documents.length
     ends = np.cumsum(length, dtype=np.int64)
     stride = settings.sequence_length
@@ -298,8 +307,8 @@ def _cut(settings: ShardsConfig, split: str, first: int, documents: Documents) -
 
 
 def _fit(settings: ShardsConfig, split: str, first: int, documents: Documents) -> Iterator[ShardPlan]:
-    """Pack documents into rows by best fit, for about one shard of consecutive documents at a time. ``first``: number of the
-    first shard."""
+    """Pack documents into rows by best fit, so that few documents are cut. Packs about one shard of consecutive documents at a
+    time. ``first``: number of the first shard."""
     length, capacity = documents.length, settings.sequence_length + 1
     shard_tokens = capacity * settings.rows_per_group * settings.groups_per_shard
     ends = np.cumsum(length, dtype=np.int64)
@@ -316,8 +325,8 @@ def _fit(settings: ShardsConfig, split: str, first: int, documents: Documents) -
 def _index(
     work: Folder, segments: Sequence[Segment], token_type: str
 ) -> tuple[Documents, np.ndarray, np.ndarray, np.ndarray]:
-    """Return, for the documents of all segments, where they are stored, the two halves of their keys, and the hashes that
-    decide which are held out, (documents,) each."""
+    """Read the keys of all segments. Return the places of all documents, the high and the low half of their keys (hashes that
+    decide the order), and the hashes that decide whether they are held out, uint64 (documents,) each."""
     found = [segment.file(work, token_type).read_keys() for segment in segments]
     length = np.concatenate([one["length"] for one in found])
     segment = np.repeat(np.arange(len(segments), dtype=np.int32), [len(one["length"]) for one in found])

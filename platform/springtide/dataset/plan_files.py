@@ -1,6 +1,7 @@
-"""Store the plan on disk, so that a killed run resumes writing shards, and each task reads only the plan of its own shards.
+"""Store the plan of a dataset in files, so that a killed preparation can continue to write shards. Each task reads only the
+plan of the shards that it writes, a bundle.
 
-plan/000000.npz   one bundle: the shards that one task seals     arrays of plan.ShardPlan, and the sizes of its segments
+plan/000000.npz   one bundle: the shards that one task writes    arrays of plan.ShardPlan, and the sizes of its segments
 plan/plan.json    the plan without its shards, written last      if it is missing, the plan is made again
 """
 
@@ -20,11 +21,11 @@ from springtide.dataset.segments import Segment
 from springtide.storage import Folder, to_json
 
 _BUNDLE_BYTES = 256 * 2**20
-"""Largest bundle (shards that one task writes) of several shards, in bytes of tokens. Bundles are large because each task reads
-from every segment (sorted file of documents) of its source."""
+"""Maximum size of a bundle (the shards that one task writes) of more than one shard [bytes of tokens]. Bundles are large
+because each task reads from every segment (sorted file of documents) of its source."""
 _LEAST_BUNDLES = 64
-"""Number of bundles (files of shards that one task writes) that a split has before any holds several shards. As many processes
-can then share the writing."""
+"""A bundle (the shards that one task writes) has several shards only if its split still has at least this many bundles, so that
+this many processes can write shards."""
 _FOLDER, _PLAN = "plan", "plan/plan.json"
 
 
@@ -36,16 +37,16 @@ class Bundle(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A plan whose shards are stored in files, one for the shards that one task writes (a bundle)."""
+    """A plan whose shards are stored in files. One file holds a bundle, the shards that one task writes."""
 
     plan: Plan
-    """The plan; its splits list no shards, because the bundles hold the shards."""
+    """The plan without shards: the bundle files hold them, so the lists of shards in its splits are empty."""
     bundles: tuple[tuple[tuple[str, str], int], ...]
-    """((source, split), number of shards) of each bundle (the shards that one task writes), by the number of the bundle."""
+    """Entry i: ((source, split), number of shards) of bundle i. A bundle is the shards that one task writes."""
 
 
 def write_plan(work: Folder, plan: Plan, segments: Sequence[Segment], settings: ShardsConfig) -> Planned:
-    """Write a plan to ``work``; return it without its shards."""
+    """Write a plan to files in the folder ``work``. Return the plan without its shards, as ``read_plan`` does."""
     shard_bytes = settings.rows_per_group * settings.groups_per_shard * (settings.sequence_length + 1)
     shard_bytes *= np.dtype(settings.token_type).itemsize
     bundles: list[tuple[tuple[str, str], int]] = []
@@ -69,7 +70,7 @@ def write_plan(work: Folder, plan: Plan, segments: Sequence[Segment], settings: 
 
 
 def read_plan(work: Folder) -> Planned | None:
-    """Return the plan stored in ``work``, without its shards; None if no plan is stored there."""
+    """Read the plan from the folder ``work``, without its shards. Return None if the folder has no complete plan."""
     try:
         return _planned(work.read_json(_PLAN))
     except FileNotFoundError:
@@ -77,7 +78,7 @@ def read_plan(work: Folder) -> Planned | None:
 
 
 def read_bundle(work: Folder, number: int) -> Bundle:
-    """Read the shards of a bundle (those that one task writes), and the segments that hold their documents."""
+    """Read bundle ``number``: the plan of the shards that one task writes, and the segments that hold their documents."""
     name = bundle_name(number)
     with np.load(io.BytesIO(work.read_range(name, 0, work.size(name))), allow_pickle=False) as found:
         facts, columns, pieces = json.loads(found["facts"].tobytes()), found["documents"], found["pieces"]

@@ -1,10 +1,12 @@
 """Find exact repetitions of lines or paragraphs in the corpus, with any number of processes, before the parts are made.
 
-    unit   -> pieces     digest, place in the unit              raw arrays, sorted by digest; and their counts by top byte
-    bucket -> repeats    unit, place in the unit                Parquet, sorted by unit; a bucket has a range of top bytes
+    unit   -> pieces     hash and index of each piece           raw arrays, sorted by hash; and their counts by top byte
+    bucket -> repeats    unit and index of each repeated piece  Parquet, sorted by unit
     unit   -> parts      documents without the repeats          parts.py
 
-The first occurrence in the order of units stays, so what is removed depends on the sources alone.
+A piece is a line or a paragraph; a unit is a few source files, or a range of one. A bucket is all pieces whose hash begins with
+a byte in some range, so equal pieces are in one bucket. Of equal pieces, the first in the order of units stays, so the result
+depends only on the sources.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from springtide.storage import Folder
 _BYTES = 256
 _PIECE = np.dtype([("digest", "<u8"), ("place", "<u4")])
 _BUCKET_PIECES = 2**22
-"""Most pieces (lines or paragraphs) of a bucket, which one process compares at once. A corpus of over 256 times as many has
-larger buckets."""
+"""Target for the number of pieces (lines or paragraphs) in a bucket. One process holds a bucket in memory. There are at most
+256 buckets, so a corpus of more than 2^30 pieces has larger buckets."""
 _ROWS_A_GROUP = 2**16
 
 
 def write_pieces(work: Folder, unit: int, texts: Iterable[str], kind: str) -> None:
-    """Write the digests of the lines or paragraphs in the documents of a unit (a few source files, or a range of one), unless
-    they were already written."""
+    """Write the hashes of the lines or paragraphs in ``texts``, the documents of a unit (a few source files, or a range of
+    one). Do nothing if they were written before. ``kind``: ``lines`` or ``paragraphs``."""
     if work.exists(_counts(unit)):
         return
     digests: list[int] = []
@@ -52,12 +54,12 @@ def write_pieces(work: Folder, unit: int, texts: Iterable[str], kind: str) -> No
 
 @dataclasses.dataclass(frozen=True)
 class BucketJob:
-    """The input to find the repeated pieces (lines or paragraphs) of one bucket, a range of digests. Picklable."""
+    """Input of ``find_repeats``, which finds the repeated lines or paragraphs of one bucket, a range of hashes. Picklable."""
 
     number: int
     first: int
     last: int
-    """The top byte of the bucket's digests is in [first, last)."""
+    """The bucket has the hashes whose top byte is in [first, last)."""
     units: int
     work: Folder
 
@@ -67,8 +69,8 @@ class BucketJob:
 
 
 def buckets(work: Folder, units: int) -> list[BucketJob]:
-    """Return one job per bucket, a range of digests. Together the buckets hold the pieces (lines or paragraphs) of all
-    units."""
+    """Return the jobs for ``find_repeats``, one per bucket. A bucket is a range of hashes of lines or paragraphs; all buckets
+    together cover all units."""
     total = sum(sum(work.read_json(_counts(unit))["pieces"]) for unit in range(units))
     width = _BYTES
     while width > 1 and total * width > _BUCKET_PIECES * _BYTES:
@@ -79,14 +81,14 @@ def buckets(work: Folder, units: int) -> list[BucketJob]:
 
 
 def find_repeats(job: BucketJob) -> None:
-    """Write the unit (range of the source), and the index in the unit, of every line or paragraph in a bucket that occurred
-    before, unless they were already written."""
+    """Find the lines or paragraphs in a bucket (a range of hashes) that occurred earlier in the corpus. For each, write its
+    unit (a few source files, or a range of one) and its index in the unit. Do nothing if the output file exists."""
     if job.done():
         return
     found = list(_pieces_of(job))
     pieces = np.concatenate([one for _, one in found])
     unit = np.repeat([number for number, _ in found], [len(one) for _, one in found])
-    order = np.argsort(pieces["digest"], kind="stable")  # stable: equal digests stay in the order of units and places
+    order = np.argsort(pieces["digest"], kind="stable")  # stable: equal pieces stay in the order of units
     digests = pieces["digest"][order]
     again = np.sort(order[1:][digests[1:] == digests[:-1]])
     out = io.BytesIO()
@@ -108,7 +110,7 @@ def _pieces_of(job: BucketJob) -> Iterator[tuple[int, np.ndarray]]:
 
 
 class Repeats:
-    """The repeated lines or paragraphs (pieces) of one unit, to remove from its documents in their order."""
+    """Removes the repeated lines or paragraphs (pieces) from the documents of one unit. Documents must come in their order."""
 
     def __init__(self, work: Folder, unit: int, kind: str, buckets: int) -> None:
         self._kind, self._place = kind, -1
@@ -119,8 +121,8 @@ class Repeats:
         self._places = frozenset(places)
 
     def remove(self, text: str) -> tuple[str, list[str]]:
-        """Return the text of the unit's next document without its repeated pieces (lines or paragraphs), and the removed
-        pieces. Must be called once for each document in order, because a piece is found by its index in the unit."""
+        """Return ``text``, the next document of the unit, without its repeated pieces (lines or paragraphs), and the removed
+        pieces. Call it once for each document, in order: a repeated piece is known only by its index in the unit."""
         return without(text, self._kind, self._next)
 
     def _next(self, piece: Piece) -> bool:

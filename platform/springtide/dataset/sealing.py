@@ -1,5 +1,5 @@
-"""Pack and write the planned shards, the second pass of the shuffle. A task writes one bundle (a few shards), whose documents
-it reads from the segments (files sorted by key)."""
+"""Write the planned shards. This is the second pass of the shuffle: a task reads the documents of a bundle (a few shards) from
+all segments (sorted files), and packs them into rows."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from springtide.shards import HELDOUT, Shard, ids_of, is_predicted, masked, memo
 from springtide.storage import Folder
 
 _GAP_BYTES = 2**20
-"""Largest gap between two documents that is read in the same request [bytes]. An object store sends about as much in the time
-that another request takes."""
+"""Largest gap between two documents that are read in one request [bytes]; the gap is read too. An object store sends about 1
+MiB in the time that a second request takes."""
 _FOLDER = "shards"
 
 
 @dataclasses.dataclass(frozen=True)
 class SealJob:
-    """The input to write one bundle of shards (those that one task writes). Picklable."""
+    """Input of ``seal_shards``, which writes one bundle: the shards that one task writes. Picklable."""
 
     number: int
     settings: ShardsConfig
@@ -37,23 +37,23 @@ class SealJob:
     work: Folder
     end_of_text: int
     has_begin: bool
-    """Whether each document begins with a begin-of-text, which is not part of its text."""
+    """Whether each document begins with a begin-of-text id, which is not part of its text."""
 
     @property
     def output(self) -> str:
-        """Name of the file that holds the records of the written shards."""
+        """Name of the file that lists the written shards of the bundle. It is written last: if it exists, the job is done."""
         return _records(self.number)
 
 
 def read_records(work: Folder, number: int) -> list[tuple[Shard, int]]:
-    """Return the written shards of a bundle, each with its number of bytes of text. A bundle is the shards that one task
-    writes."""
+    """Return (manifest record of a shard, bytes of text in the shard) for each shard of a bundle, the shards that one task
+    wrote."""
     return [(Shard.model_validate(shard), num_bytes) for shard, num_bytes in work.read_json(_records(number))]
 
 
 def seal_shards(job: SealJob) -> None:
-    """Read the documents of a bundle from the segments, pack and write the bundle's shards, unless they were already
-    written."""
+    """Read the documents of a bundle (the shards that one task writes) from the segments, pack them into rows, and write the
+    shards. Do nothing if they were written before."""
     if job.work.exists(job.output):
         return
     bundle = read_bundle(job.work, job.number)
@@ -71,7 +71,8 @@ def seal_shards(job: SealJob) -> None:
 
 
 def _read(job: SealJob, where: Documents, segments: Mapping[int, Segment]) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the token ids of the documents in ``where``, and their band hashes, uint64 (documents, BANDS)."""
+    """Read the documents ``where`` from the segments. Return a list of their token ids, and their band hashes (which find
+    similar documents), uint64 (documents, BANDS)."""
     tokens: list[np.ndarray] = [np.empty(0)] * len(where.segment)
     bands = np.empty((len(where.segment), BANDS), dtype=np.uint64)
     for segment in np.unique(where.segment).tolist():
@@ -90,7 +91,8 @@ def _read(job: SealJob, where: Documents, segments: Mapping[int, Segment]) -> tu
 
 
 def _whole(job: SealJob, where: Documents, segments: Mapping[int, Segment]) -> dict[int, np.ndarray]:
-    """Return all tokens of each document of which only the beginning is held out, by the document's index in ``where``."""
+    """Find the documents of which only the beginning is held out. Return {index of the document in ``where``: all its
+    tokens}."""
     found: dict[int, np.ndarray] = {}
     for segment in np.unique(where.segment).tolist():
         file = segments[segment].file(job.work, job.settings.token_type)
@@ -105,8 +107,9 @@ def _whole(job: SealJob, where: Documents, segments: Mapping[int, Segment]) -> d
 
 
 def _ranges(here: np.ndarray, where: Documents, token_bytes: int) -> Iterator[np.ndarray]:
-    """Yield the documents ``here`` of one segment, int64 (n,), sorted by row and grouped so that each group is read in one
-    request. A gap of more than ``_GAP_BYTES`` separates two groups."""
+    """Group documents of one segment so that each group can be read in one request. ``here``: indices of the documents in
+    ``where``, int64 (n,). Yields the indices of each group, sorted by position in the segment. Between two groups is a gap of
+    more than ``_GAP_BYTES``."""
     here = here[np.argsort(where.row[here], kind="stable")]
     mine = where.take(here)
     gaps = (mine.begin[1:] - mine.begin[:-1] - mine.length[:-1]) * token_bytes
@@ -116,8 +119,8 @@ def _ranges(here: np.ndarray, where: Documents, token_bytes: int) -> Iterator[np
 def _seal(
     job: SealJob, plan: ShardPlan, documents: list[np.ndarray], bands: np.ndarray, compared: list[np.ndarray]
 ) -> tuple[Shard, int]:
-    """Pack and write one shard; return its record, and its number of bytes of text. ``compared``: all tokens of each document,
-    even if only its beginning is held out; shingles are computed from them."""
+    """Pack and write one shard. Return its record for the manifest, and its number of bytes of text. ``compared``: all tokens
+    of each document, even if only its beginning is held out; hashes to compare with other datasets are computed from them."""
     length = job.settings.sequence_length
     if plan.pieces is None:
         line = np.concatenate(documents)[plan.skip :]
@@ -130,15 +133,16 @@ def _seal(
     shard = write_shard(job.dataset, plan.name, job.settings, plan.first_row, num_bytes, rows)
     texts = [ids_of(document[1:]) for document in compared] if job.has_begin else compared
     if plan.skip > length * job.settings.rows_per_group * job.settings.groups_per_shard:
-        # an earlier shard has the shingles of this document; if every shard had them, their size would grow with the square
-        # of the document's length
+        # leave out the shingles (hashes of token runs) of the first document: an earlier shard has them. A long document spans
+        # many shards, and shingles of the whole document in each of them would take space with the square of its length
         texts = [texts[0][:0], *texts[1:]]
     return write_signatures(job.dataset, shard, plan.split, bands, texts), int(num_bytes.sum())
 
 
 def _fill(documents: Sequence[np.ndarray], pieces: np.ndarray, rows: int, capacity: int, padding: int) -> np.ndarray:
-    """Return the rows of a shard, (rows, capacity), filled with pieces of documents and then ``padding``. The first token of a
-    piece is not predicted: it is a begin-of-text, or the last token of the document's previous piece."""
+    """Return the rows of a shard, (rows, capacity). Each row holds pieces of documents, then ids ``padding``, which are not
+    predicted. The first token of a piece is not predicted either: it is the begin-of-text id, or repeats the last token of the
+    document's previous piece."""
     found = masked(np.full((rows, capacity), padding, dtype=documents[0].dtype))
     filled = np.zeros(rows, dtype=np.int64)
     for row, document, begin, end in pieces.tolist():
@@ -150,7 +154,7 @@ def _fill(documents: Sequence[np.ndarray], pieces: np.ndarray, rows: int, capaci
 
 
 def _num_bytes(row: np.ndarray, lengths: np.ndarray) -> int:
-    """Return the bytes of text that the predicted tokens of ``row`` stand for."""
+    """Return how many bytes of text the predicted tokens of ``row`` stand for. ``lengths``: bytes of text per token id."""
     return int(lengths[row[is_predicted(row)]].sum())
 
 
@@ -158,23 +162,23 @@ def _records(number: int) -> str:
     return f"{_FOLDER}/{number:06d}.json"
 
 
-# Statistics of the source for the dataset card: counts, and examples of dropped documents.
+# Compute the statistics that the dataset card shows: counts, and examples of dropped documents.
 
 _GROUPS_NAMED = 12
 _TOKENS_BEFORE, _TOKENS_SHOWN = 16, EXAMPLE_CHARACTERS
-"""Number of tokens that the example of a near-duplicate shows before the first token that differs from the kept document, and
-number of tokens decoded for any example."""
+"""An example of a near-duplicate begins 16 tokens before the first token that differs from the kept document. At most 200
+tokens of an example are decoded."""
 
 
 def statistics(
     records: list[dict[str, Any]], plan: Plan, segments: Sequence[ColumnFile], vocabulary: Tokenizer
 ) -> dict[str, Any]:
-    """Return the statistics for the dataset card: documents, drops by reason with examples, characters, tokens, a few broken
-    records.
+    """Return the statistics for the dataset card: numbers of documents, characters and tokens, dropped documents by reason with
+    examples, and a few broken records.
 
     Args:
-        records: the counts that ``make_part`` wrote for each unit.
-        segments: the files of all segments, which hold the texts of the plan's examples.
+        records: for each unit (a few source files), the counts that ``make_part`` wrote.
+        segments: the files of all segments. The texts of the examples of dropped documents are read from them.
     """
     documents, edits, groups = (_total(records, name) for name in ("documents", "edits", "tokens_by_group"))
     largest = dict(groups.most_common(_GROUPS_NAMED))
@@ -206,7 +210,7 @@ def _total(records: list[dict[str, Any]], name: str) -> collections.Counter[str]
 
 
 def _first(examples: Iterable[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the first few examples for each reason."""
+    """Return the first three examples for each reason to drop a document."""
     seen: collections.Counter[str] = collections.Counter()
     found = []
     for example in examples:
@@ -216,8 +220,8 @@ def _first(examples: Iterable[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _example(drop: Drop, segments: Sequence[ColumnFile], vocabulary: Tokenizer) -> dict[str, Any]:
-    """Return the dataset card's example of a dropped document: the beginning of its text, and for a duplicate also of the kept
-    document's text. Two near-duplicates are shown from shortly before the first token that differs."""
+    """Return an example of a dropped document for the dataset card: the beginning of its text. For a duplicate, also return the
+    beginning of the kept document. Near-duplicates are shown from 16 tokens before the first token that differs."""
     name, ids = _document(segments, drop.place, vocabulary)
     found = {"reason": drop.reason, "name": name}
     if drop.kept is None:
@@ -236,7 +240,7 @@ def _example(drop: Drop, segments: Sequence[ColumnFile], vocabulary: Tokenizer) 
 
 
 def _document(segments: Sequence[ColumnFile], place: tuple[int, int], vocabulary: Tokenizer) -> tuple[str, np.ndarray]:
-    """Return the name of a document and the ids of its text."""
+    """Return the name of a document and the token ids of its text. ``place``: (number of its segment, index in the segment)."""
     segment, row = place
     length = segments[segment].read("length", 0, row + 1)
     end = int(length.sum(dtype=np.int64))

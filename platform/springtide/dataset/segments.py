@@ -1,11 +1,13 @@
-"""Merge parts into segments, the first pass of the shuffle. A segment holds the documents of neighbouring parts of one source.
+"""Merge parts (files of prepared documents) into segments (larger, sorted files), the first pass of the shuffle. A segment
+holds the documents of consecutive parts of one source.
 
-    parts      a few MiB each, one per unit       read whole, one request each
-    segments   about 128 MiB each                 shards read one range of each segment of their source, or two
+    parts      a few MiB each, one per unit       each is read whole, in one request
+    segments   about 128 MiB each                 a shard reads one or two ranges of each segment of its source
 
-Without segments, a shard would read from every part, and requests would grow with the square of the text. There are about
-thirty times fewer segments than parts. Documents are sorted by key. Those that may be held out come first; otherwise shards
-of held-out text would read everything. Segments do not depend on which process made the parts, or when.
+Without segments, each shard would read from every part, and the number of requests would grow with the square of the text.
+There are about 30 times fewer segments than parts. Documents that may be held out come first in a segment, so that a held-out
+shard reads only the beginning of each segment. The other documents follow. Both groups are sorted by key, a hash of the text.
+Segments have the same bytes no matter which process made the parts, or when.
 """
 
 from __future__ import annotations
@@ -20,26 +22,26 @@ from springtide.dataset.parts import Part, part_file
 from springtide.storage import Folder
 
 _SEGMENT_BYTES = 128 * 2**20
-"""Total size of the parts that are merged into a segment [bytes]. The process that merges the parts holds them in memory
-twice."""
+"""Maximum total size of the parts (files of prepared documents) that are merged into a segment [bytes]. The process that merges
+the parts holds them twice in memory."""
 _FOLDER = "segments"
 
 
 class Segment(NamedTuple):
-    """Documents of one source, sorted by key."""
+    """A temporary file with documents of one source, sorted by key (a hash of the text)."""
 
     number: int
     source: str
     sizes: Sizes
 
     def file(self, work: Folder, token_type: str) -> ColumnFile:
-        """Return the segment's file in ``work``."""
+        """Return the file of the segment in the folder ``work``."""
         return ColumnFile(work, _name(self.number), Layout(self.sizes, token_type, has_bands=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class MergeJob:
-    """The input to merge parts (files of the documents of one unit) into one segment. Picklable."""
+    """Input of ``merge``, which merges parts (files of prepared documents) into one segment, a sorted file. Picklable."""
 
     segment: Segment
     parts: tuple[Part, ...]
@@ -49,13 +51,13 @@ class MergeJob:
 
     @property
     def output(self) -> str:
-        """Name of the segment's file."""
+        """Name of the segment's file, which the job writes."""
         return _name(self.segment.number)
 
 
 def merges(work: Folder, parts: Sequence[Part], settings: ShardsConfig) -> list[MergeJob]:
-    """Group ``parts`` (files of prepared documents, in the order of the sources) into segments, and return one job per
-    segment."""
+    """Group ``parts`` (files of prepared documents, in the order of the sources) into segments of up to 128 MiB. Return one
+    merge job per segment."""
     groups: list[list[Part]] = []
     held = 0
     for part in parts:

@@ -1,7 +1,9 @@
-"""Signatures (hashes) of a finished dataset's documents, one Parquet file per shard, to keep other datasets free of these.
+"""Store signatures (hashes) of a finished dataset's documents, one Parquet file per shard. A later dataset reads them to avoid
+documents that this dataset holds (``corpus.apart_from``).
 
-signatures/train-00000.parquet      band hashes, uint64: 128 bytes a document
-signatures/heldout-00000.parquet    band hashes, and the hashes of shingles, uint32: to compare documents one by one
+signatures/train-00000.parquet      16 band hashes per document, uint64, which find similar documents
+signatures/heldout-00000.parquet    16 band hashes per document, and the hashes of its runs of 5 tokens (shingles), uint32,
+                                    which give the similarity of two documents
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from springtide.shards import HELDOUT, Shard
 from springtide.storage import Folder, digest
 
 SIGNATURES = "signatures"
-"""Name of the folder of signatures in a dataset's folder."""
+"""Name of the subfolder of a dataset that holds the signatures."""
 BAND_COLUMNS = [f"band{number:02d}" for number in range(BANDS)]
 _SHINGLES = "shingles"
 
@@ -27,8 +29,12 @@ _SHINGLES = "shingles"
 def write_signatures(
     dataset: Folder, shard: Shard, split: str, bands: np.ndarray, documents: list[np.ndarray]
 ) -> Shard:
-    """Write the signatures of a shard's documents; return the shard's record with the digest of the file. ``bands``: uint64
-    (documents, BANDS); ``documents``: token ids, empty for a document whose shingles are in an earlier shard's file."""
+    """Write the signatures (hashes) of a shard's documents. Return the shard's manifest record, to which the hash of the
+    written file is added.
+
+    ``bands``: band hashes of the documents, uint64 (documents, BANDS). ``documents``: token ids of each document. For a
+    held-out shard, shingles (hashes of runs of 5 tokens) are computed from them. They are empty if the file of an earlier shard
+    has the document's shingles."""
     columns: dict[str, Any] = {name: bands[:, number] for number, name in enumerate(BAND_COLUMNS)}
     if split == HELDOUT:
         found = [shingles(ids) if len(ids) else np.empty(0, np.uint32) for ids in documents]
@@ -40,14 +46,15 @@ def write_signatures(
 
 
 def read_bands(dataset: Folder, shard: Shard) -> np.ndarray:
-    """Return the band hashes of a shard's documents, uint64 (BANDS, documents). CorpusError if the file is lost or changed."""
+    """Read the band hashes of a shard's documents, which find similar documents, uint64 (BANDS, documents). Raises CorpusError
+    if the file is missing or its content has changed."""
     table = _read(dataset, shard, BAND_COLUMNS)
     return np.stack([table[name].to_numpy() for name in BAND_COLUMNS])
 
 
 def read_shingles(dataset: Folder, shard: Shard) -> pa.ListArray:
-    """Return the shingles (hashes of token runs) of a held-out shard's documents, one sorted list each. CorpusError if the file
-    is lost or changed."""
+    """Read the shingles (hashes of runs of 5 tokens) of the documents of a held-out shard, one sorted list per document. Raises
+    CorpusError if the file is missing or its content has changed."""
     return _read(dataset, shard, [_SHINGLES])[_SHINGLES].combine_chunks()
 
 

@@ -1,8 +1,9 @@
-"""Distributed training: the world of ranks, collectives, the connections between ranks, and sharding and compilation of a
+"""Distributed training: ranks and their process group, collectives, connections between ranks, sharding and compilation of a
 model.
 
-Layer rule: parallelism is applied to a model from outside, in one visible order (``fsdp``), and gradients are summed. Import
-sharding and compilation from their own files: the names exported here do not need FSDP.
+Layer rule: a model does not contain parallelism. ``fsdp`` applies it from outside, in one visible order of steps. Gradients are
+summed over ranks, not averaged. Import sharding and compilation from their own files: the names exported here work without
+FSDP.
 """
 
 from springtide.distributed.collectives import (

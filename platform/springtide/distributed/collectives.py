@@ -1,7 +1,7 @@
-"""Checked sums over ranks, exchange of Python values, and the abort of a process group that hangs after a rank was lost.
+"""Checked sums over ranks, exchange of Python values, and the abort of a process group that hangs because a rank was lost.
 
-NCCL releases a rank that waits in a collective only when its communicator is aborted. An aborted collective returns garbage in
-its buffer without an error. ``sum_over_ranks`` detects this and raises.
+NCCL releases a rank that waits in a collective only when its communicator is aborted. An aborted collective returns without an
+error, with garbage in its buffer. ``sum_over_ranks`` detects the garbage and raises.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class CollectiveError(RuntimeError):
 
 
 class CutOff(CollectiveError):
-    """This process was cut off from its group while it was in a collective."""
+    """Raised in a collective because this process was cut off from its group (``World.aborted``), such as after the loss of a
+    rank."""
 
 
 def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
@@ -37,18 +38,20 @@ def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
     A canary of 1.0 is summed next to each value, because an aborted all-reduce may have finished for only some elements.
 
     Raises:
-        CutOff: ``world.aborted`` is set by the time the sums are on the host.
-        CollectiveError: a canary does not sum to the world size, or NCCL reports a broken communicator. Gradients use other
-            communicators than this all-reduce.
+        CutOff: ``world.aborted`` is set when the sums have arrived on the host.
+        CollectiveError: a canary does not sum to the world size, or NCCL reports a broken communicator. All communicators
+            are checked, because gradients use other communicators than this all-reduce.
     """
     message = torch.stack([values_N, torch.ones_like(values_N)], dim=1)
     dist.all_reduce(message)
     sums = message.tolist()
-    if world.aborted.is_set():  # set before anything is aborted: no result of an aborted collective gets past here
+    # check this flag after the sums have arrived: it is set before an abort, so the result of an aborted collective is never
+    # returned
+    if world.aborted.is_set():
         raise CutOff(
             f"rank {world.rank} of {world.size} was cut off from its group in a collective; its result is not used"
         )
-    bad = [canary for _, canary in sums if canary != world.size]  # a NaN canary is unequal, too
+    bad = [canary for _, canary in sums if canary != world.size]  # a NaN canary also differs from the world size
     if bad:
         raise CollectiveError(
             f"an all-reduce of {world.size} ranks returned garbage on rank {world.rank}: {len(bad)} of {len(sums)} canaries "
@@ -60,8 +63,8 @@ def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
 
 
 def by_rank(values: Sequence[float], world: World) -> list[list[float]]:
-    """Return the ``values`` of every rank, a list in rank order. Every rank passes the same number of values. Raises as
-    ``sum_over_ranks``."""
+    """Return the ``values`` of every rank, a list in rank order. Every rank passes the same number of values. Raises the errors
+    of ``sum_over_ranks``."""
     table = torch.zeros(world.size, len(values), dtype=torch.float64)
     table[world.rank] = torch.tensor(values, dtype=torch.float64)
     sums = sum_over_ranks(table.flatten().to(world.device), world)
@@ -69,10 +72,10 @@ def by_rank(values: Sequence[float], world: World) -> list[list[float]]:
 
 
 def shifted(rows_NL: Tensor, shift: int, lengths: Sequence[int], world: World) -> Tensor:
-    """Return the ``rows_NL`` (N, L, ...) of the rank ``shift`` places after this one; all ranks call it together.
+    """Return the ``rows_NL`` (N, L, ...) of rank (this rank + ``shift``) mod world size; all ranks call it together.
 
-    ``lengths``: N of each rank. Ranks that exchange no rows with each other cost nothing, on NCCL too. An aborted exchange
-    returns garbage: compare a checksum of the rows with the sender's before you use them.
+    ``lengths``: N of each rank. Pairs of ranks that exchange no rows send nothing, also with NCCL. An aborted exchange
+    returns garbage: before you use the rows, compare their checksum with the sender's.
     """
     if shift % world.size == 0:
         return rows_NL
@@ -85,7 +88,7 @@ def shifted(rows_NL: Tensor, shift: int, lengths: Sequence[int], world: World) -
 
 
 def abort() -> bool:
-    """Abort this process's NCCL communicators. A waiting collective returns garbage. May be called from any thread.
+    """Abort this process's NCCL communicators: a collective that waits then returns garbage. Callable from any thread.
 
     Set ``World.aborted`` first. Returns True if the communicators were aborted. Returns False if there are none (for gloo see
     ``Connections``) or this version of torch cannot abort them.
@@ -101,8 +104,8 @@ def abort() -> bool:
 
 
 def end_group(clean: bool) -> None:
-    """Leave the process group, if there is one. ``clean``: no collective is in progress. If False, NCCL's communicators are
-    aborted first, because destroying them would wait forever."""
+    """Leave the process group, if there is one. ``clean``: True if no collective is in progress. If False, NCCL's communicators
+    are aborted first, because destroying them during a collective would wait forever."""
     if not clean:
         abort()
     if dist.is_initialized():
@@ -116,7 +119,7 @@ def _nccl_errors() -> set[str]:
         return set()
     found = set()
     for group in list(dist.distributed_c10d._world.pg_map):
-        with contextlib.suppress(RuntimeError):  # raised by a process group without GPUs
+        with contextlib.suppress(RuntimeError):  # the error that torch raises for a process group without GPUs
             if ask := getattr(group._get_backend(torch.device("cuda")), "get_error", None):
                 found.add(ask().name)
     return found & {

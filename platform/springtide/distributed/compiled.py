@@ -1,5 +1,5 @@
-"""Compilation of blocks, of FlexAttention and of the head's loss, with a separate graph for each shape. This is the only file
-that uses Dynamo."""
+"""Compilation of blocks, of FlexAttention and of the head's loss, with a separate graph for each input shape. Only this file
+uses Dynamo (torch's graph capture)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from springtide.model.loss import PartLoss, part_loss
 
 _log = logging.getLogger(__name__)
 _RECOMPILES = 64
-"""Largest number of compiled graphs of a block. A process needs one graph per micro-batch size, with gradients and without; the
-size changes with the world size."""
+"""Largest number of compiled graphs of a block. A process needs two graphs per micro-batch size: with gradients and without.
+The micro-batch size may change with the world size."""
 _ALL_RECOMPILES = 1024
 _HALF = ("bf16", "fp16")
 _FLEX_WIDTHS = 16, 256
@@ -35,8 +35,8 @@ _OTHERS_WRITE, _OTHERS_PASS = stat.S_IWGRP | stat.S_IWOTH, stat.S_IXGRP | stat.S
 
 
 def compile_block(block: nn.Module) -> None:
-    """Compile ``block`` in place at its first call. Each input shape gets its own static graph. By default the second shape
-    would give a graph that is dynamic in every size, with slower kernels. Raises ConfigError as ``check_cache``."""
+    """Compile ``block`` in place at its first call, with a static graph for each input shape. By default torch would compile a
+    second shape into a graph of dynamic sizes, with slower kernels. Raises the ConfigError of ``check_cache``."""
     check_cache()
     _raise_limits()
     block.compile(dynamic=False)
@@ -50,8 +50,8 @@ def _raise_limits() -> None:
 
 
 def takes_flex(config: ModelConfig, precision: str) -> bool:
-    """Return whether FlexAttention's GPU kernels support a model's attention. They need a half-precision type, and heads whose
-    width fits their blocks.
+    """Return True if FlexAttention's GPU kernels support a model's attention. They need a half-precision type, and heads whose
+    width is within ``_FLEX_WIDTHS``.
 
     Args:
         config: the model's config.
@@ -62,8 +62,8 @@ def takes_flex(config: ModelConfig, precision: str) -> bool:
 
 
 def flex_kernel(config: ModelConfig, precision: str, device: torch.device) -> FlexKernel | None:
-    """Return compiled FlexAttention if it runs on ``device``. Returns None where attention must use masks instead: on CPUs, on
-    GPUs older than Ampere, in full precision, and without a compiler. Raises ConfigError as ``check_cache``.
+    """Return compiled FlexAttention if it runs on ``device``. Returns None where attention must use dense masks instead: on
+    CPUs, on GPUs older than Ampere, in full precision, and without a compiler. Raises the ConfigError of ``check_cache``.
 
     Args:
         config: the model's config.
@@ -76,7 +76,7 @@ def flex_kernel(config: ModelConfig, precision: str, device: torch.device) -> Fl
         return None
     if lacking := [what for what, is_there in _compilers().items() if not is_there]:
         _log.warning(
-            "documents of a row attend apart by a mask, several times as slowly as by FlexAttention: this node lacks %s",
+            "attention uses a dense mask to separate documents, several times slower than FlexAttention: this node lacks %s",
             " and ".join(lacking),
         )
         return None
@@ -93,8 +93,8 @@ def compiled_flex() -> FlexKernel:
 
 
 def compiled_loss() -> PartLoss:
-    """Return ``part_loss``, the loss of a slice of a batch's tokens, which is compiled at its first call with each shape. All
-    slices of a batch have the same shape, except perhaps the last."""
+    """Return a compiled ``part_loss``, the function that computes the loss of a slice of a batch's tokens. It is compiled at
+    its first call with each shape. All slices of a batch have the same shape, except perhaps the last."""
     check_cache()
     _raise_limits()
     fused: PartLoss = torch.compile(part_loss, dynamic=False, fullgraph=True)
@@ -111,7 +111,8 @@ def _compilers() -> dict[str, bool]:
 
 
 def compiled_folder() -> str:
-    """Return this node's folder of compiled code, after making it if needed. Raises ConfigError as ``check_cache``."""
+    """Return the path of this node's folder of compiled code. Creates the folder if it does not exist. Raises the ConfigError
+    of ``check_cache``."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes a second to import
 
     check_cache()
@@ -128,7 +129,8 @@ def compiled_artifacts() -> bytes | None:
     """Return the code that this process has compiled, for ``load_compiled``; None if there is none. May be called from any
     thread."""
     lock = getattr(getattr(torch._dynamo, "convert_frame", None), "compile_lock", contextlib.nullcontext())
-    with lock:  # a compilation in another thread would change torch's list of artifacts while it is read
+    # wait until no other thread compiles: a compilation would change torch's list of artifacts while it is read here
+    with lock:
         found = torch.compiler.save_cache_artifacts()
     return found[0] if found else None
 
@@ -148,10 +150,12 @@ def check_cache() -> None:
 
     folder = cache_dir()  # creates the folder if needed, with this user's umask
     found = os.stat(folder)
-    owners = {found.st_uid, os.lstat(folder).st_uid}  # owners of the folder and, if it is a link, of the link
+    # check the owner of the folder; if the folder is a link, also the owner of the link
+    owners = {found.st_uid, os.lstat(folder).st_uid}
     if owners != {os.getuid()}:
         _refuse(f"{folder}, which belongs to user {', '.join(map(str, sorted(owners)))}")
-    if found.st_mode & _OTHERS_WRITE and not os.listdir(folder):  # a new folder, made with umask 0002
+    # a new folder, made with umask 0002, is writable for the user's group
+    if found.st_mode & _OTHERS_WRITE and not os.listdir(folder):
         os.chmod(folder, 0o700)
     found = os.stat(folder)  # another process of this user may have called chmod and filled it
     if found.st_mode & _OTHERS_WRITE:
@@ -168,9 +172,9 @@ def _refuse(folder: str) -> None:
 
 @functools.cache
 def _of_others(folder: str, is_private: bool) -> str:
-    """Return the first path below ``folder``, relative to it, that belongs to another user or that others may write to; empty
-    if there is none. ``is_private``: other users cannot enter the folder. The result is cached, because there may be thousands
-    of paths."""
+    """Return the first path below ``folder`` that belongs to another user or that other users may write to, relative to it;
+    empty if there is none. ``is_private``: True if other users cannot enter the folder. The result is cached, because there may
+    be thousands of paths."""
     for above, folders, files in os.walk(folder):
         for path in (os.path.join(above, name) for name in (*folders, *files)):
             with contextlib.suppress(FileNotFoundError):  # another process replaces files meanwhile
@@ -188,7 +192,8 @@ def uncompiled() -> contextlib.AbstractContextManager[Any]:
 
 
 def gave_up() -> str:
-    """Return why blocks run eagerly in this process although they should run compiled; empty if they do run compiled."""
+    """Return the reason why blocks run eagerly in this process although the config asks for compiled blocks; empty if they run
+    compiled."""
     counted: Any = getattr(getattr(torch._dynamo, "utils", None), "counters", {}).get("unimplemented", {})
     if not any(_LIMIT_HIT in reason for reason in counted):
         return ""

@@ -1,8 +1,8 @@
-"""The TCP connections between the ranks of a group, to cut them when the group has lost a rank.
+"""The TCP connections between the ranks of a group. They are cut when the group has lost a rank, so that no rank hangs.
 
-gloo closes its connections only when the process ends. A rank that has noticed a lost peer still keeps its connections open, so
-other ranks wait for it in their collective as long as its process lives. When connections are cut, every waiting rank fails at
-once.
+gloo closes its connections only when the process ends. A rank that has noticed a lost peer keeps its connections open, so the
+remaining ranks wait for it in their collective as long as its process lives. When it cuts its connections, every waiting rank
+fails at once.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ class Connections:
         for name, one in mine.items():
             if name in others_have:
                 self._sockets.append(one)
-            else:  # a connection to another process than a rank, such as of Ray
+            else:  # close connections whose other end is no rank, such as connections to Ray
                 one.close()
 
     def __len__(self) -> int:
         return len(self._sockets)
 
     def wait_until_lost(self) -> None:
-        """Wait until a peer has closed its end of a connection, as when its process ends. Waits forever without peers."""
+        """Wait until a peer has closed its end of a connection, for example because its process has ended. Waits forever if
+        there are no peers."""
         poller = select.poll()
         for one in self._sockets:
             poller.register(one, select.POLLRDHUP)
@@ -54,11 +55,11 @@ class Connections:
 
 
 def _shared(names: np.ndarray) -> set[int]:
-    """Return the names (hashes of a TCP connection's two addresses) among this rank's ``names``, uint64 (n,), that another rank
-    has, too; all ranks call it together.
+    """Return those of this rank's connection ``names``, uint64 (n,), that another rank has, too; all ranks call it together.
+    A name is the hash of a TCP connection's two addresses.
 
-    Each name has one rank that compares it (``by_owner``). So each rank exchanges as many names as it has connections, which
-    grows with the number of ranks. An all-gather of all names would grow with the square of the number of ranks."""
+    Each name is sent to one rank that compares it (``by_owner``). So each rank exchanges only as many names as it has
+    connections, which grows with the number of ranks. An all-gather of all names would grow with the square of the number."""
     if not dist.is_initialized():
         return set()
     size = dist.get_world_size()
@@ -70,23 +71,23 @@ def _shared(names: np.ndarray) -> set[int]:
 
 
 def by_owner(names: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``names`` (hashes of TCP connections), uint64 (n,), sorted by owner, and the number of names of each of ``size``
-    owners. The owner of a name is the rank that compares it."""
+    """Sort ``names`` (hashes of TCP connections), uint64 (n,), by owner: the rank that compares a name, from 0 to ``size`` - 1.
+    Returns the sorted names and the number of names of each owner."""
     comparer = (names % np.uint64(size)).astype(np.int64)
     return names[np.argsort(comparer, kind="stable")], np.bincount(comparer, minlength=size)
 
 
 def is_shared(names: np.ndarray) -> np.ndarray:
-    """Return for each received name (hash of a TCP connection) whether it was received more than once, bool (n,). If so, the
-    connection is between two ranks."""
+    """Return a mask of the received ``names`` (hashes of TCP connections), bool (n,): True if the name was received more than
+    once. Then both ends of the connection are ranks."""
     _, place, count = np.unique(names, return_inverse=True, return_counts=True)
     twice: np.ndarray = (count > 1)[place]
     return twice
 
 
 def _exchange(values: np.ndarray, sent: np.ndarray, received: np.ndarray) -> np.ndarray:
-    """Split ``values``, int64 (n,), into parts of the lengths ``sent`` and send one to each rank. Return the concatenated parts
-    that the ranks sent to this one, of the lengths ``received``."""
+    """Send consecutive parts of ``values``, int64 (n,), to the ranks: ``sent`` has the length of each rank's part. Return the
+    parts that this rank receives, concatenated; ``received`` has the length from each rank."""
     found = torch.empty(int(received.sum()), dtype=torch.int64)
     dist.all_to_all_single(found, torch.from_numpy(values.copy()), received.tolist(), sent.tolist())
     return found.numpy()
@@ -94,7 +95,7 @@ def _exchange(values: np.ndarray, sent: np.ndarray, received: np.ndarray) -> np.
 
 def _connections() -> dict[int, socket.socket]:
     """Return this process's TCP connections: name -> socket. Both ends of a connection compute the same name, a hash of both
-    addresses. The descriptors are duplicates, so their numbers cannot be reused by a later file."""
+    addresses. The sockets use duplicated descriptors: so no later file can get the same descriptor number."""
     found: dict[int, socket.socket] = {}
     for name in os.listdir(_OPEN_FILES) if os.path.isdir(_OPEN_FILES) else ():
         with contextlib.suppress(OSError):  # not a socket, or a socket without a connection

@@ -28,11 +28,11 @@ from springtide.errors import ConfigError, explain
 from springtide.model.frozen import FrozenLinear
 
 WHEEL = "torchao>=0.18,<0.19"
-"""Tested versions of torchao, the same as in the extra ``fp8`` of the package."""
+"""Tested versions of torchao, equal to those of springtide's extra ``fp8``."""
 _MULTIPLE = 16
-"""The fp8 kernels need matrix sides that are multiples of this. Other layers stay in bf16."""
+"""The fp8 kernels need matrix sides that are multiples of this number. A layer with another side stays in bf16."""
 _LEAST_CAPABILITY = (8, 9)
-"""Least CUDA compute capability with fp8 arithmetic: Ada; Hopper has 9.0."""
+"""Least CUDA compute capability with fp8 arithmetic, that of Ada GPUs. Hopper has 9.0."""
 _FIELD = "parallel.precision"
 _emulated: ContextVar[bool] = ContextVar("emulated", default=False)
 
@@ -88,7 +88,7 @@ def convert(blocks: nn.ModuleList, precision: str, recipe: str, device: torch.de
         precision: value of ``parallel.precision``, for messages.
         recipe: tensorwise or rowwise.
         device: the device that computes.
-        gathers: whether the blocks will be sharded. If so, tensorwise weights are gathered in fp8.
+        gathers: True if the blocks will be sharded. With the recipe tensorwise, weights are then gathered in fp8.
 
     Raises:
         ConfigError: torchao is missing, the device has no fp8 arithmetic, or no layer has supported sides.
@@ -132,7 +132,7 @@ def _check_device(device: torch.device, precision: str) -> None:
 @functools.cache
 def _rounding_layer() -> Any:
     """Return a subclass of torchao's layer that first rounds its weights to the type of its input. FSDP gathers rounded
-    weights, so with this layer an unsharded process computes the same results as sharded processes."""
+    weights. So with this layer a single process without FSDP computes the same results as a sharded group."""
     from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
 
     class RoundingLinear(Float8Linear):
@@ -146,9 +146,9 @@ def _rounding_layer() -> Any:
 
 @functools.cache
 def _padded_weight() -> Any:
-    """Return a subclass of torchao's fp8-gathered weight that works with any number of shards. FSDP gathers shards of equal
-    size. So a shard with fewer rows is padded with zeros, which do not change the scale, and they are cut off the gathered
-    weight."""
+    """Return a subclass of torchao's fp8-gathered weight that works with any number of shards. FSDP gathers only shards of
+    equal size. So a shard with fewer rows is padded with zeros, which do not change its fp8 scale. The zeros are cut off the
+    gathered weight."""
     from torch.utils._pytree import tree_map_only
     from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor as Weight
 
@@ -177,16 +177,16 @@ def _padded_weight() -> Any:
 
 
 def scale_weights(model: nn.Module) -> None:
-    """Compute the scales of all weights that are gathered in fp8, in one all-reduce instead of one per weight. Does nothing if
-    the scales are known. After a change of the weights, call ``forget_scales`` first.
+    """Compute the fp8 scales of all weights that are gathered in fp8, in one all-reduce instead of one per weight. Does nothing
+    if the scales are already known. After a change of the weights, call ``forget_scales`` first.
 
     Args:
         model: the sharded model.
     """
     found = _gathered_in_fp8(model)
-    # a rank whose weight has no scale computes it in a collective, so all ranks must have the scale or none. Two kinds of
-    # shards lose their scale in a copy: shards on the host, when they move to the device, and shards that FSDP pads, in its
-    # first forward
+    # Precompute scales only if every shard keeps its scale. A rank without a scale computes it in a collective: if only some
+    # ranks did so, they would hang. Two kinds of shards lose their scale in a copy: shards on the host, when they move to the
+    # device, and shards that FSDP pads, in its first forward
     if found and found[0]._local_tensor._precomputed_scale is None and all(map(_keeps_its_shard, found)):
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
@@ -200,7 +200,7 @@ def _keeps_its_shard(weight: DTensor) -> bool:
 
 
 def forget_scales(model: nn.Module) -> None:
-    """Drop the scales that ``scale_weights`` computed.
+    """Drop the fp8 scales that ``scale_weights`` computed, because the weights have changed.
 
     Args:
         model: the sharded model.

@@ -1,5 +1,5 @@
-"""Sharding of the model over the mesh by FSDP2. One mechanism implements all strategies. They differ in the number of ranks
-that share a copy of the model, and in how long each rank holds unsharded weights and gradients in memory.
+"""Sharding of the model over the device mesh by FSDP2, which implements all strategies below. They differ in the number of
+ranks that share one copy of the model, and in how long each rank holds unsharded weights and gradients in memory.
 
               copies of the model    weights unsharded           gradients unsharded
     ddp       one per rank           always                      until the last micro-batch
@@ -35,9 +35,9 @@ class _Strategy(NamedTuple):
     """How long a sharding strategy keeps whole gradients and whole weights in memory."""
 
     reduces_each: bool
-    """Whether gradients are reduced over ranks after each micro-batch, not only after the last one of a step."""
+    """True if gradients are reduced over ranks after each micro-batch, False if only after the last micro-batch of a step."""
     reshards: bool
-    """Whether unsharded weights are freed after each use."""
+    """True if unsharded weights are freed after each use, False if they stay until the end of the step."""
 
 
 _STRATEGIES = {
@@ -53,18 +53,18 @@ def _strategy(config: ParallelConfig) -> _Strategy:
 
 
 def parallelize(model: nn.Module, config: ParallelConfig, world: World, *, as_several: bool = False) -> nn.Module:
-    """Shard ``model`` over the world, in place. The weights of our decoder are uninitialized afterwards.
+    """Shard ``model`` over all ranks, in place. The weights of springtide's own decoder are uninitialized afterwards.
 
-    The order matters: fp8 layers, recomputation and compilation of a block, then its sharding, then that of the rest of the
-    model in the root. Raises ConfigError if the device cannot compute in the configured precision.
+    The order matters. First each block gets fp8 layers, recomputation and compilation. Then each block is sharded, and last the
+    root with the rest of the model. Raises ConfigError if the device cannot compute in the configured precision.
 
     Args:
         model: the model, not sharded, compiled or wrapped yet.
         config: strategy, precision and the other settings of parallelism.
         world: the ranks.
-        as_several: whether a single process shards as a group of ranks does, so that all code that ranks need is loaded.
+        as_several: True if a single process must shard as a group of ranks does, to load all code that ranks need.
     """
-    _strategy(config)  # so that a single process rejects an unknown strategy, too
+    _strategy(config)  # check the strategy also in a single process, which would ignore it otherwise
     if (
         world.device.type == "cuda"
         and config.computes_in == "bf16"
@@ -77,9 +77,9 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World, *, as_se
     if isinstance(model, Decoder) and model.eos_id is not None:
         model.attend_by(flex_kernel(model.config, config.computes_in, world.device))
     blocks = getattr(model, "blocks", nn.ModuleList())
-    # a single process has nothing to shard, and FSDP's copies take a sixth of a small model's step. But FSDP is needed for
-    # gradient sums in fp64, and for a user's model in another precision than fp32
-    offloads = config.offload != "none"  # needs FSDP: its unsharded weights are parameters, not activations
+    # Use no FSDP in a single process if possible: it has nothing to shard, and FSDP's copies take a sixth of a small model's
+    # step. But FSDP is needed for gradient sums in fp64, for offloading, and for a user's model in a precision below fp32
+    offloads = config.offload != "none"  # needs FSDP: without it, activations include converted weights
     several = world.size > 1 or as_several
     sharded = several or {config.precision, config.reduction} != {"fp32"} or offloads
     if sharded and not several and config.reduction == "fp32" and isinstance(model, Decoder) and not offloads:
@@ -100,14 +100,14 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World, *, as_se
         offload_activations(model)
     if isinstance(model, Decoder):
         model.place(world.device, weights_on(config, world.device))
-    elif not sharded and world.device.type != "cpu":  # a user's own model was built on the CPU
+    elif not sharded and world.device.type != "cpu":  # a user's own model was built on the CPU: move it
         model.to(world.device)
     return model
 
 
 def in_precision(model: nn.Module, config: ParallelConfig) -> nn.Module:
-    """Convert the weights of ``model``, in place, to the type that a sharded model computes in. Buffers keep their type, as in
-    FSDP. For a single process that does not train."""
+    """Convert the weights of ``model``, in place, to the type that a sharded model computes in. Buffers keep their type, as
+    they do under FSDP. For a single process that does not train, such as one that generates text."""
     for parameter in model.parameters():
         if parameter.is_floating_point():  # packed integer weights are converted when they are used
             parameter.data = parameter.data.to(_TYPES[config.computes_in])
@@ -120,7 +120,7 @@ def _shard(model: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, worl
     reshard, offload = _strategy(config).reshards, offload_policy(config, world.device)
     for block in blocks:
         fully_shard(block, mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard, offload_policy=offload)
-    # the root's weights stay unsharded after forward: backward needs them first, so they would only be gathered again
+    # keep the root's weights unsharded after forward: backward uses them first, so resharding would only cost another gather
     fully_shard(model, mesh=world.mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)
     setattr(model, _CONFIG, config)
     for module in model.modules():
@@ -131,8 +131,8 @@ def _shard(model: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, worl
 
 
 def set_gradient_sync(model: nn.Module, last: bool) -> None:
-    """Prepare the next micro-batch: set whether its backward reduces gradients and frees unsharded weights. ``last``: it is the
-    last micro-batch of the step, whose backward always reduces."""
+    """Prepare the next micro-batch: set whether its backward reduces gradients over ranks and frees unsharded weights.
+    ``last``: True for the last micro-batch of the step, whose backward always does both."""
     if isinstance(model, FSDPModule):
         config: ParallelConfig = getattr(model, _CONFIG)
         if config.float8:
@@ -140,7 +140,8 @@ def set_gradient_sync(model: nn.Module, last: bool) -> None:
         model.set_requires_gradient_sync(last or reduces_each(model))
         model.set_requires_all_reduce(last)
         model.set_is_last_backward(last)
-        # the weights do not change between micro-batches: unless the strategy is zero3, they are gathered only once per step
+        # keep gathered weights between micro-batches, because they do not change within a step; only zero3 gathers them again
+        # for each use
         model.set_reshard_after_backward(last or _strategy(config).reshards)
 
 
@@ -151,14 +152,15 @@ def weights_changed(model: nn.Module) -> None:
 
 
 def reduces_each(model: nn.Module) -> bool:
-    """Return True if a sharded model reduces the gradients of each micro-batch, False if only their sum over a step."""
+    """Return True if a sharded model reduces gradients over ranks after each micro-batch, False if it reduces only their sum at
+    the end of a step."""
     config: ParallelConfig = getattr(model, _CONFIG)
-    # fp64 sums must be accumulated in unsharded gradients: sharded gradients have the type of the weights
+    # exact (fp64) sums must be accumulated in unsharded gradients, because sharded gradients have the type of the weights
     return _strategy(config).reduces_each and not config.exact
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the unsharded weights, which are gathered again when they are next needed."""
+    """Free the unsharded weights now. FSDP gathers them again when they are next needed."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -171,16 +173,16 @@ _DEAR = {
     _aten.mm.default,
     _aten.addmm.default,
     _aten._scaled_mm.default,
-    _aten.max.default,  # the largest absolute value of a tensor, for its fp8 scale
+    _aten.max.default,  # keep the largest absolute value of a tensor: its fp8 scale depends on it
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.higher_order.flex_attention,
 }
-"""Operators whose results cost more to recompute than to keep. FlexAttention's results are kept only in compiled blocks. In
-other blocks its kernel is compiled separately, so this policy does not see the operator, and backward recomputes its
-forward."""
+"""Operators whose results are kept for backward, because they cost more to recompute than to keep. FlexAttention's results are
+kept only in compiled blocks. In uncompiled blocks its kernel is compiled separately. Then this policy does not see the
+operator, and backward recomputes its forward."""
 
 
 def recomputed(block: nn.Module, how: str) -> nn.Module:

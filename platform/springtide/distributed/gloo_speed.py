@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 _SIZE = 16 * 2**20
-"""Size of the summed tensor, many times the size of a socket's buffers [bytes]."""
+"""Size of the tensor to sum, chosen many times larger than a socket's buffers [bytes]."""
 _ROUNDS = 3
 _TIMEOUT = datetime.timedelta(seconds=30)
 
@@ -42,12 +42,12 @@ def measure(store: dist.Store, rank: int) -> dict[str, Any]:
 
 
 def _code() -> dict[str, list[str]]:
-    """Return the compute capabilities of this machine's GPUs, and the capabilities for which this torch has code; empty if CUDA
-    does not start."""
+    """Return the compute capabilities of this machine's GPUs, and the capabilities for which this build of torch has code. Both
+    are empty if CUDA does not start."""
     try:
         found = {torch.cuda.get_device_capability(number) for number in range(torch.cuda.device_count())}
         return {"capabilities": [f"{one}.{two}" for one, two in sorted(found)], "archs": torch.cuda.get_arch_list()}
-    except (RuntimeError, AssertionError):  # such as with a driver that is too old
+    except (RuntimeError, AssertionError):  # raised for example if the driver is too old
         return {"capabilities": [], "archs": []}
 
 

@@ -3,7 +3,7 @@
     parameters    shards of weights, gradients and optimizer state, by FSDP2; the update is computed on the host
     activations   inputs of recomputed blocks: copied to pinned host memory in forward, and back in backward
 
-Copies run in the compute stream. So the device waits for them, but the host does not. Checkpoints are the same with and without
+Copies run in the compute stream. So the device waits for the copies, but the host does not. Checkpoints do not depend on
 offloading.
 """
 
@@ -26,8 +26,8 @@ _as_if: ContextVar[bool] = ContextVar("as_if", default=False)
 
 @contextlib.contextmanager
 def as_if_offloaded() -> Iterator[None]:
-    """In the body of the ``with`` statement, drop offloaded activations, and return uninitialized numbers for them in backward.
-    For a test step on tensors without memory, for which device and host are the same."""
+    """In the body of the ``with`` statement, drop activations instead of offloading them. Backward gets uninitialized numbers
+    in their place. For a test step on fake tensors, which have no memory to copy to the host."""
     before = _as_if.set(True)
     try:
         yield
@@ -57,7 +57,7 @@ def offload_activations(model: nn.Module) -> None:
     def leave(*_: Any) -> None:
         entered.pop().__exit__()
 
-    # hooks of the whole model, because hooks of a compiled block would be compiled with it
+    # set the hooks on the whole model: hooks of a compiled block would be compiled into its graph
     model.register_forward_pre_hook(enter)
     model.register_forward_hook(leave, always_call=True)
 

@@ -18,27 +18,27 @@ from springtide.errors import ConfigError, explain
 _TIMEOUT = timedelta(minutes=10)
 
 _NCCL = {
-    # NCCL's watchdog would end the process on a timeout or a peer's error. But the driver detects hangs (``ray.train.hang``),
-    # and the next worker group reuses the process. _abort_process_group requires this setting, too
+    # Keep NCCL's watchdog from ending the process on a timeout or a peer's error: the driver detects hangs
+    # (``ray.train.hang``), and the next worker group reuses the process. _abort_process_group also requires this setting
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
-    # the monitor of NCCL's watchdog would end a process that is stuck in an abort, even without error handling: wait an hour
+    # let an abort take up to an hour: after a shorter time, the monitor of NCCL's watchdog would end the process that aborts
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
 }
 """Environment variables that ProcessGroupNCCL reads when it is created. Ray Train and torchrun both set
 TORCH_NCCL_ASYNC_ERROR_HANDLING to 1."""
 _ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""Environment variables that torch's CUDA allocator reads when it is loaded. A process serves several worker groups, whose
-tensors have different sizes; expandable segments avoid fragmentation."""
+"""Environment variables that torch's CUDA allocator reads when it is loaded. A process serves several worker groups in turn,
+whose tensors have different sizes. Expandable segments keep GPU memory from fragmenting."""
 _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""Environment variables that cuBLAS reads at its first use. With its default workspaces, results may differ from call to
-call."""
+"""Environment variables that cuBLAS reads at its first use. With its default workspaces, two equal matrix products may differ
+in some bits."""
 
 
 def gpu_environment(given: Mapping[str, str], deterministic: bool) -> dict[str, str]:
     """Return the environment variables that a process must set before it trains on a GPU. ``given``: the user's environment
-    variables, ``elastic.env``. ``deterministic``: whether matrix products must have the same bits each time.
+    variables, ``elastic.env``. ``deterministic``: True if equal matrix products must give equal bits.
 
     Examples:
         >>> found = gpu_environment({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, deterministic=True)
@@ -64,14 +64,14 @@ class World:
 
     @property
     def copies(self) -> int:
-        """The number of copies of the model."""
+        """Number of copies of the model in the group of ranks; 1 if all ranks share one copy."""
         return self.mesh.size(0) if self.mesh is not None and self.mesh.ndim == 2 else 1
 
     @property
     def is_first_copy(self) -> bool:
-        """Return True on the ranks of the first copy of the model. A value that every copy has is added to a sum over ranks by
-        the first copy alone. Adding 1 / copies of it on each copy would be inexact if the number of copies is no power of
-        two."""
+        """Return True on the ranks that share the first copy of the model. Use it to sum over all ranks a value that every copy
+        has: only the first copy adds the value. If each copy added its value divided by the number of copies, the sum would be
+        inexact unless this number is a power of two."""
         return self.mesh is None or self.copies == 1 or self.mesh.get_local_rank("replicate") == 0
 
     @property
@@ -90,12 +90,12 @@ def backend(device_type: str) -> str:
 
 
 def why_no_gpu() -> str:
-    """Return why torch finds no GPU, as far as torch reports it: its build, the driver, or CUDA_VISIBLE_DEVICES."""
+    """Return the reason why torch finds no GPU, as far as torch reports one: its build, the driver, or CUDA_VISIBLE_DEVICES."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     try:
         torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:  # no driver, a driver that is too old, or a lost device
+    except (RuntimeError, AssertionError) as error:  # the driver is missing or too old, or a device is lost
         return f"torch {torch.__version__}: {(str(error).splitlines() or ['no reason'])[0][:200]}"
     return "the driver has none, or CUDA_VISIBLE_DEVICES hides them"
 
@@ -145,7 +145,7 @@ def process_group(device_type: str) -> Iterator[None]:
     clean = False
     try:
         yield
-        # wait for all ranks: gloo's threads abort a process that leaves while a peer still communicates with it
+        # wait for all ranks before leaving: otherwise gloo's threads abort the process while a peer still communicates with it
         dist.barrier()
         clean = True
     finally:

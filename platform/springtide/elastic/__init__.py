@@ -1,5 +1,5 @@
-"""Decisions about the worker groups of a run, as values that callers carry out. Rule for this package: no I/O, no torch, no
-clock; callers pass the time."""
+"""Decide when a run's worker groups start, grow and end. Functions return decisions as values; callers carry them out. Rule for
+this package: no I/O, no torch, no clock; callers pass the time."""
 
 from springtide.elastic.forecast import (
     ASSUMED_LOSS_S,

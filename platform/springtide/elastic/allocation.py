@@ -4,7 +4,7 @@
 
 A place is room for one worker. Requests of a higher priority are served in full first. Among runs of equal priority, each first
 gets its minimum while there is capacity, in order of score and then of arrival. Each further worker goes to the run with the
-fewest workers for its weight. Of equally fair allocations, the one in which runs keep their workers on their nodes is chosen.
+fewest workers per weight. Among equally fair allocations, the one is chosen in which runs keep their workers on their nodes.
 All runs of a queue together get no more workers than its quota.
 """
 
@@ -64,12 +64,13 @@ def allocate(
     held: Mapping[str, Mapping[str, int]],
     quotas: Mapping[str, int] | None = None,
 ) -> Allocation:
-    """Return the workers of each run on each node: none, or ``min_workers`` to ``max_workers`` in total.
+    """Return how many workers each run gets on each node. In total, a run gets none, or from ``min_workers`` to
+    ``max_workers``.
 
     Args:
         places: node -> number of workers that fit on it, the same for all runs.
         claims: the requests of the runs, in order of arrival.
-        held: the previous allocation.
+        held: the previous allocation: run -> node -> number of workers.
         quotas: queue -> workers that all its runs together may have; a queue without a quota is not limited.
     """
     ranked = ranking(claims)
@@ -117,7 +118,7 @@ def share_cluster(
     Args:
         nodes: node -> its resources.
         claims: the requests of the runs, in order of arrival.
-        held: the previous allocation.
+        held: the previous allocation: run -> node -> number of workers.
         quotas: as for ``allocate``.
 
     Examples:
@@ -253,7 +254,7 @@ def _sizes(
         total -= number
 
     def poverty(claim: ResourceRequest) -> tuple[float, bool]:
-        # of runs with equal workers per weight, a run that would lose some of its current workers is served first
+        # with equal workers per weight, a run that would lose current workers goes first, so that fewer workers move
         return sizes[claim.client_id] / claim.weight, held.get(claim.client_id, 0) <= sizes[claim.client_id]
 
     for _, some in itertools.groupby(ranked, key=lambda claim: claim.priority):
@@ -275,7 +276,8 @@ def _sizes(
 
 
 def _take(share: dict[str, int], left: dict[str, int], node: str, number: int) -> int:
-    """Move room for up to ``number`` workers on ``node`` from ``left`` to ``share``; return for how many it was moved."""
+    """Take room for up to ``number`` workers on ``node`` from ``left`` (free room by node), and add it to ``share`` (a run's
+    workers by node). Return the number of workers for which there was room."""
     taken = max(0, min(number, left.get(node, 0)))
     if taken:
         share[node] = share.get(node, 0) + taken

@@ -3,9 +3,10 @@
     nodes of zone a | zone b | zone c       a circle of nodes, sorted by failure domain and within a domain by a hash
     a1 a2 a3 a4       b1 b2    c1 c2        a node's copy is placed half a circle further on: a1 -> b1, ..., c2 -> a4
 
-If a domain has at most half of the nodes, half a circle further on is always another domain. This holds at every level, and
-every node holds the same number of copies. The end of this file finds which surviving ranks of a failed worker group together
-hold the newest complete training state on their devices.
+A failure domain is a set of nodes that may fail together, such as a zone or a rack. If a domain has at most half of the nodes,
+the node half a circle further on is always in another domain, at every level (region, zone, rack). Every node holds the same
+number of copies. The end of this file finds which surviving ranks of a failed worker group together hold the newest complete
+training state on their devices.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ Domain = tuple[str, ...]
 def place(
     nodes: Iterable[str], domains: Mapping[str, Domain], copies: int, leaving: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """Return node -> the nodes that hold copies of its in-memory snapshots, nodes in other failure domains first. The result
-    depends only on the arguments, and every node holds the same number of copies. Takes O(n log n) time.
+    """Return node -> the nodes that hold copies of its in-memory snapshots, sorted so that nodes in other failure domains come
+    first. The result depends only on the arguments, and every node holds the same number of copies. Takes O(n log n) time.
 
     Args:
         nodes: nodes whose snapshots are copied; each of them may hold copies of other nodes' snapshots.
         domains: failure domain of each node. All nodes without a domain count as one domain.
         copies: number of copies of each node's snapshots; fewer if there are too few nodes.
-        leaving: nodes that will be taken away, so that they hold no copies. Copies of their snapshots are spread over the rest.
+        leaving: nodes that will be taken away. They hold no copies; copies of their own snapshots are spread over all other
+            nodes.
 
     Examples:
         >>> place(["a1", "a2", "b1", "b2"], {"a1": ("a",), "a2": ("a",), "b1": ("b",), "b2": ("b",)}, 1)
@@ -44,7 +46,8 @@ def place(
     keys, last = [_key(node, domains) for node in held], -1
     for node in circle:
         if node in leaving:
-            last = max(last + 1, bisect.bisect_left(keys, _key(node, domains)))  # neighbours get different copy holders
+            # `last + 1`: two leaving neighbours on the circle must not put their copies on the same node
+            last = max(last + 1, bisect.bisect_left(keys, _key(node, domains)))
             found[node] = _ahead(held, last, min(copies, len(held)))
     if copies > 1:
         for node, holders in found.items():
@@ -55,8 +58,8 @@ def place(
 def preferred(
     node: str, nodes: Collection[str], domains: Mapping[str, Domain], copies: int, leaving: Collection[str] = ()
 ) -> list[str]:
-    """Return all nodes that may hold copies of the snapshots of ``node``, best first: the nodes that ``place`` returns, then
-    the other nodes, those in other failure domains first. The arguments are those of ``place``.
+    """Return all nodes that may hold copies of the snapshots of ``node``, best first. First come the nodes that ``place``
+    returns, then nodes in other failure domains, then nodes in the same domain. The arguments are those of ``place``.
 
     Examples:
         >>> preferred("a1", ["a1", "a2", "b1", "b2"], {"a1": ("a",), "a2": ("a",), "b1": ("b",), "b2": ("b",)}, 1)
@@ -100,8 +103,8 @@ def _hash(node: str) -> bytes:
 
 
 def _ahead(circle: list[str], here: int, number: int) -> list[str]:
-    """Return ``number`` nodes, evenly spaced on ``circle`` (a sorted list that wraps around), after but not at index
-    ``here``."""
+    """Return ``number`` nodes at even distances on ``circle`` (a sorted list that wraps around), counted from index ``here``.
+    The node at ``here`` is among them only if ``number`` is the size of the circle."""
     size = len(circle)
     return [circle[(here + turn * size // (number + 1)) % size] for turn in range(1, number + 1)]
 
@@ -122,8 +125,9 @@ class LiveShard(NamedTuple):
 
 
 def newest_holders(offers: Iterable[LiveShard]) -> tuple[int, ...]:
-    """Return the ranks, ascending, that hold the state of the newest step of which every shard survives; empty if there is no
-    such step. Ranks may differ by a step: if a group fails in an all-reduce, it may complete on some ranks only.
+    """Return the ranks, ascending, that hold the state of the newest step of which every shard survives; empty if no step has
+    all its shards. The ranks' steps may differ by one: if a group fails in an all-reduce, the all-reduce may complete on only
+    some ranks.
 
     Examples:
         >>> newest_holders([LiveShard(1, 7, 1, 2), LiveShard(2, 7, 0, 2), LiveShard(3, 8, 1, 2)])
@@ -149,7 +153,7 @@ def covers(shards: Collection[int], num_shards: int) -> bool:
 
 
 def replicas_lost(nodes: Sequence[str], gone: Collection[str], num_shards: int) -> bool:
-    """Return whether the ranks on surviving nodes together lack a shard of the training state.
+    """Return True if some shard of the training state is on no surviving node.
 
     Args:
         nodes: the node of each rank. Ranks 0 to ``num_shards`` - 1 hold one shard each, the next ``num_shards`` ranks hold the

@@ -56,8 +56,8 @@ class LaneEvenness(NamedTuple):
 
 
 def lane_evenness(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
-    """Return how evenly ``lanes`` (fixed shares of a batch) are dealt to each number of workers in ``sizes``, each at most
-    ``lanes``.
+    """Return how evenly ``lanes`` (fixed shares of a batch) are dealt to each number of workers in ``sizes``. Every size is at
+    most ``lanes``.
 
     >>> found = lane_evenness(16, range(6, 9))
     >>> round(found.mean, 3), round(found.worst, 3), found.worst_workers
@@ -69,8 +69,8 @@ def lane_evenness(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
 
 
 def more_even(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
-    """Return the number of lanes near ``lanes`` that is dealt most evenly to the numbers of workers in ``sizes``. Of numbers
-    that are equally even to a thousandth, the nearest to ``lanes`` is returned.
+    """Find the number of lanes (fixed shares of a batch) near ``lanes`` that is dealt most evenly to the numbers of workers in
+    ``sizes``; return its evenness. Among numbers that are equally even to a thousandth, the nearest to ``lanes`` is taken.
 
     >>> more_even(100, range(8, 13)).lanes
     108

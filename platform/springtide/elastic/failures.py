@@ -45,7 +45,7 @@ def poisson_failures(nodes: int, length_s: float, rates: FailureRates, seed: int
         rack = first // rates.rack_nodes * rates.rack_nodes
         many = range(rack, min(rack + rates.rack_nodes, nodes))
         for place in many if kind < rates.hangs + rates.racks else (first,):
-            if returns_s[place] <= time_s:  # else the node was lost before and is not replaced yet
+            if returns_s[place] <= time_s:  # else this place has no node: its replacement has not joined yet
                 rows.append((time_s, False, _name(place, lives[place])))
                 lives[place] += 1
                 returns_s[place] = time_s + rates.spare_s

@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 from springtide.elastic.patience import StartTimes
 
 ASSUMED_LOSS_S = 4 * 3600.0
-"""Training time between two losses of workers, assumed until the run has lost its first worker [s]."""
+"""Mean training time between two losses of workers that a run assumes at first [s]."""
 _FIRST_RESTART_S = 10.0
 """Assumed time of a restart until one is measured [s]."""
 _REMEMBERED = 9
 _FEW_LEAVES, _MOST_LEAVE_STEPS = 3, 20
-"""A leave: a group brings its state to safety and ends when asked to. Until the first number of leaves is recorded, one is
-assumed to take at least ``STEPS_TO_LEAVE`` steps. After a failed leave, at most the second number of steps is assumed."""
+"""In a leave, a group copies or saves its state and ends on request. Until ``_FEW_LEAVES`` leaves are recorded, a leave is
+assumed to take at least ``STEPS_TO_LEAVE`` steps. A failed leave doubles the assumption, up to ``_MOST_LEAVE_STEPS`` steps."""
 _USUAL_STEPS = 20
-"""A worker group without an event for longer than this number of median step times counts as hung."""
+"""A worker group counts as hung if it reports no event for longer than this many median step times."""
 _FIRST_STEP = 12.0
-"""Before its first step, a group may be silent this many times longer, because it restores a checkpoint and may compile."""
+"""Before its first step, a group may be without an event this many times longer: it restores a checkpoint and may compile."""
 _MOMENT_S = 1.0
-"""Least time from the start of a group's processes to its first collective, and the time recorded if the driver first polled
-the group after that collective [s]."""
+"""Shortest time that is recorded from the start of a group's processes to its first collective [s]. It is also recorded if the
+driver polled the group only after the first collective."""
 
 
 class RunHistory:
@@ -40,7 +40,7 @@ class RunHistory:
         self._saves_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._copies_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._leaves: deque[int] = deque(maxlen=_REMEMBERED)
-        """Number of steps from each request to leave until the group left."""
+        """For each recent request to leave (save the state and end): number of steps until the group left."""
         self._since_asked: int | None = None
         """Number of steps that have ended since the group was asked to leave; None if it was not asked."""
         self._last_s: float | None = None
@@ -58,8 +58,8 @@ class RunHistory:
         self._runs_since_s, self._workers = None, 1
 
     def runs(self, workers: int, now: float) -> bool:
-        """Begin to wait for the first collective of the new group, whose ``workers`` processes run since ``now`` [s]. Return
-        False if that collective is done already."""
+        """Record that the ``workers`` processes of the new group run since ``now`` [s]; the time to its first collective counts
+        from then. Return False if its first collective is already done."""
         if self._is_forming:
             self._runs_since_s, self._workers = now, workers
         return self._is_forming
@@ -72,10 +72,11 @@ class RunHistory:
         self._is_forming = False
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Record an event of the run; events that do not matter here are ignored."""
+        """Record an event of the run, such as a step, a save or a leave. Other kinds of events are ignored."""
         kind = record["kind"]
         if kind == "started":
-            if self._since_asked is not None:  # the group was lost before it had left: next time ask it earlier
+            # the last group was lost before it could leave as requested: assume more steps, to ask the next group earlier
+            if self._since_asked is not None:
                 self._leaves.append(min(2 * max(self._leave_steps, self._since_asked), _MOST_LEAVE_STEPS))
             self._since_asked = None
             self._restarted, self._is_starting = self._last_s is not None, True
@@ -103,8 +104,9 @@ class RunHistory:
             self._since_asked = None
 
     def longest_s(self, least_s: float) -> float:
-        """Return how long a worker group may report no event before it counts as hung: at least ``least_s``, and much longer
-        before its first step. Before its first collective, the limit follows from the times of this run's earlier groups [s].
+        """Return how long a worker group may report no event before it counts as hung [s]: at least ``least_s``, and 12 times
+        ``least_s`` before its first step. Before its first collective, the limit follows from the time that this run's earlier
+        groups took to theirs.
 
         >>> RunHistory(num_steps=0).longest_s(300.0)
         3600.0
@@ -123,16 +125,17 @@ class RunHistory:
 
     @property
     def _leave_steps(self) -> int:
-        """Most steps from a recent request to leave until the group left; at least ``STEPS_TO_LEAVE`` while few are
-        recorded."""
+        """Largest number of steps that a group recently took to leave after a request; at least ``STEPS_TO_LEAVE`` until
+        ``_FEW_LEAVES`` leaves are recorded."""
         return max(*self._leaves, STEPS_TO_LEAVE if len(self._leaves) < _FEW_LEAVES else 1, 1)
 
 
-# Forecast what a restart costs, and how long before the loss of a node its group must be asked to leave.
+# Forecast the cost of a restart, and how long before the loss of a node its group must be asked to save its state and end.
 
 STEPS_TO_LEAVE = 2
-"""Steps from the request that a group saves its state and ends until it does, assumed until the run has measured them. In each
-step the ranks agree on requests: one that arrives before that takes effect after the step, a later one after the next step."""
+"""Steps that a group needs to save its state and end after a request, assumed until the run has measured them. In each step the
+ranks agree once on requests. A request that arrives before they agree takes effect after this step, a later request after the
+next step."""
 _SLOW_STEP = 1.2
 """Time of a slow step, as a multiple of the median step."""
 _MARGIN = 1.5
@@ -142,7 +145,7 @@ when the last save should begin, so there is time for two saves and a margin."""
 
 
 class RestartForecast(NamedTuple):
-    """What a restart with another group costs, and how long the run still trains, so that a restart can pay off."""
+    """Forecast with which to decide whether a restart pays off: what the restart costs, and how long the run still trains."""
 
     restart_s: float = 10.0
     left_s: float = math.inf
@@ -154,12 +157,13 @@ class RestartForecast(NamedTuple):
     copy_s: float = 0.0
     """Time to copy the state into the memory of nodes that stay; 0 until a copy is measured [s]."""
     leave_steps: int = STEPS_TO_LEAVE
-    """Steps from a request to leave until the group leaves, including the step of the request and the last step: the maximum
-    over recent requests."""
+    """Steps that a group still completes after a request to leave, including the step during which the request arrives: the
+    maximum over recent requests."""
 
     def copied_by(self, lost_s: float, reserve_s: float, now: float) -> float:
         """Return when the copy of the state in other nodes' memory must be complete [s]. If the copy is late, the group saves
-        to storage instead, before the node is lost. If there is no time for a copy and then a save, return ``lost_s``.
+        to storage instead, before the node is lost. If there is no time for a copy and then a save, return ``lost_s``: the copy
+        may take until the loss.
 
         Args:
             lost_s: when the node is lost [s].
@@ -175,11 +179,11 @@ class RestartForecast(NamedTuple):
         return by_s if now + self.leave_steps * self.step_s + _MARGIN * self.copy_s <= by_s else lost_s
 
     def leaving_s(self, reserve_s: float, durable: bool) -> float:
-        """Return how long before the loss of a node its group must be asked to leave: the steps until it leaves, and the time
-        to bring its state to safety [s]. Until a copy has been measured, a save must fit as well, in case the copy is slow.
+        """Return how long before the loss of a node its group must be asked to leave: the time of its last steps, plus the time
+        to copy or save its state [s]. Until a copy has been measured, the time of a save is added, in case the copy is slow.
 
         Args:
-            reserve_s: minimum time to bring the state to safety [s].
+            reserve_s: minimum time to copy or save the state [s].
             durable: whether the state is saved to storage; else it is copied to the memory of other nodes.
 
         Examples:
@@ -242,7 +246,7 @@ def young_daly_interval(
 def snapshot_every(copy_s: float, step_s: float, share: float, now: int = 0) -> int:
     """Return the number of steps between in-memory snapshots, so that snapshots take at most ``share`` of the training time.
     ``copy_s``: training time that a snapshot costs [s]; ``now``: the current number of steps between snapshots, which is kept
-    while it is about right, because measurements vary."""
+    while snapshots take from 1/3 to 1.3 times ``share``, because measurements vary."""
     if now and share / 3 <= copy_s / (now * step_s) <= share * 1.3:
         return now
     return max(1, math.ceil(copy_s / (share * step_s)))

@@ -9,7 +9,8 @@ class GroupRequest(enum.Enum):
     """A request to a worker group; all its ranks receive it in the same step."""
 
     COPY = "copy"
-    """Copy the state to the memory of nodes that stay, place no later copies on nodes that will be taken away, and go on."""
+    """Copy the state to the memory of nodes that stay, and continue. Later copies are not placed on nodes that will be taken
+    away."""
     SAVE = "save"
     """Write a checkpoint and continue."""
     STOP = "stop"
@@ -18,5 +19,5 @@ class GroupRequest(enum.Enum):
     """Copy the state to other nodes' memory if the run keeps snapshots there, else write a checkpoint. Then end: another worker
     group resumes."""
     EVACUATE = "evacuate"
-    """Write a checkpoint to storage and end, so that another worker group resumes: no node stays to keep the state in
+    """Write a checkpoint to storage and end, so that another worker group resumes. Used if no node stays to keep the state in
     memory."""

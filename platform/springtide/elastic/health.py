@@ -1,4 +1,5 @@
-"""Decide whether a node is fit to train: compare its device check, before it joins, with the checks of the other nodes."""
+"""Decide whether a node is fit to train: before it joins, compare its device and network speeds with the other nodes'
+speeds."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ _CHECKS = (
 
 
 class HealthTable:
-    """Measured speeds of all checked nodes, with which a new node is compared. They are kept sorted, so that this is fast."""
+    """Measured speeds of all checked nodes, with which a new node is compared. Speeds are kept sorted to find a median fast."""
 
     def __init__(self, known: Mapping[str, Health]) -> None:
         self._known = dict(known)
@@ -61,7 +62,7 @@ class HealthTable:
         before = self._known.get(node)
         for field, what, least in _CHECKS:
             here, speeds = getattr(mine, field), self._speeds[field]
-            # a node is not compared with its own earlier record
+            # leave out the node's own earlier record: compare it with other nodes only
             is_among = before is not None and not before.wrong and bool(getattr(before, field))
             median = _median_of_others(speeds, bisect.bisect_left(speeds, getattr(before, field)) if is_among else None)
             if 0 < here < least * median:
@@ -87,7 +88,7 @@ def slow(speeds: Sequence[float], below: float = SLOW_SHARE) -> dict[int, float]
 
 
 def _median_of_others(ascending: Sequence[float], left_out: int | None) -> float:
-    """Return the median of sorted numbers without the one at index ``left_out``; 0 if no number is left."""
+    """Return the median of sorted numbers, without the number at index ``left_out`` (None: use all); 0 if no number is left."""
     number = len(ascending) - (left_out is not None)
     if not number:
         return 0.0

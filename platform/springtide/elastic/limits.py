@@ -1,7 +1,7 @@
-"""Learn which group sizes fit device memory, from groups that trained or ran out of memory; and which group sizes pay off.
+"""Learn two limits of a run's worker groups: the smallest that fits in device memory, and the largest that is worth its cost.
 
-With fewer workers, each holds a larger shard of the weights and moments. A micro-batch that does not fit in the memory of a
-group fits no smaller group, but may fit a larger group.
+With fewer workers, each holds a larger shard of the weights and moments. A micro-batch that does not fit in a group of 4
+workers does not fit in a group of 2, but may fit in a group of 8.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class MemoryLimits:
         self._rows_at_once, self._worker_multiple = rows_at_once, worker_multiple
         self._trained: set[int] = set()
         self._limits: dict[int, int] = {}
-        """Size of a group that ran out of memory -> rows of a micro-batch that may still fit."""
+        """Size of a group that ran out of memory -> largest micro-batch that may still fit in it [rows]."""
         self.least_workers = 1
-        """Fewest workers of a group that may still fit in device memory."""
+        """Smallest group whose training step may fit in device memory [workers]."""
 
     @property
     def has_trained(self) -> bool:
@@ -45,9 +45,9 @@ class MemoryLimits:
         return rows // 2
 
     def wait_for_more(self, workers: int, is_over: bool) -> bool:
-        """Record that a group of ``workers`` ran out of memory with micro-batches of one row. Raise ``least_workers`` above
-        this size, and return True, if a larger group has trained, and this size never has or must not be tried again
-        (``is_over``)."""
+        """Decide whether to wait for a larger group, after a group of ``workers`` ran out of memory with micro-batches of one
+        row. Return True, and raise ``least_workers`` above this size, if a larger group has trained and this size has not.
+        ``is_over``: also wait if this size has trained, because it must not be tried again."""
         beyond = any(size > workers for size in self._trained)
         if not beyond or (workers in self._trained and not is_over):
             return False
@@ -55,16 +55,16 @@ class MemoryLimits:
         return True
 
 
-# Find out how many workers pay off, from the measured speed of a run at each of its world sizes.
+# Find the largest worker group that is worth its cost, from a run's measured speed at each world size.
 
 _LEAST_EFFICIENCY = 0.5
-"""An added worker pays off if it adds at least this share of the mean speed per worker of the smaller group."""
+"""A larger group is worth its cost if each added worker adds at least this share of the smaller group's speed per worker."""
 _ENOUGH_STEPS = 10
 
 
 def speeds(steps: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Return world size -> median tokens per second, for sizes with enough steps. ``steps``: (world size, tokens per second)
-    of each step."""
+    """Return world size -> median tokens per second, for world sizes with at least ``_ENOUGH_STEPS`` steps. ``steps``: (world
+    size, tokens per second) of each step."""
     found = defaultdict[int, list[float]](list)
     for size, tokens_per_s in steps:
         found[size].append(tokens_per_s)
@@ -72,7 +72,8 @@ def speeds(steps: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def useful(speeds: Mapping[int, float]) -> int | None:
-    """Return the largest world size whose added workers still paid off; None if no measured size is too large."""
+    """Return the largest world size that is worth its cost; None if all measured world sizes are. A size is worth its cost if
+    each worker that it adds to the next smaller size adds at least half of the smaller size's speed per worker."""
     for fewer, more in itertools.pairwise(sorted(speeds)):
         if speeds[more] - speeds[fewer] < _LEAST_EFFICIENCY * (more - fewer) * speeds[fewer] / fewer:
             return fewer

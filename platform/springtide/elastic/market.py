@@ -1,12 +1,12 @@
 """Decide how many on-demand nodes a run rents in addition to spot nodes, so that it meets a deadline at a low price.
 
-    work done, compared with an even pace from the start to the deadline; slack -> number of on-demand nodes, with the reason
+    lead over an even pace from the start to the deadline, slack -> number of on-demand nodes, with the reason
 
-    behind the even pace              as many on-demand nodes as the rest of the work needs on average
-    ahead of it                       order none: the lead covers times without spot capacity. On-demand nodes that exist stay
-                                      while the group needs them for the even pace, so that nodes do not come and go
-    ahead by two changeovers          one on-demand node less, so that the lead is used up slowly
-    slack of two changeovers left     complete the group; each lost spot node is replaced by an on-demand node until the end
+    behind the even pace              have as many on-demand nodes as the remaining work needs on average
+    ahead of the even pace            order none: the lead covers times without spot capacity. Keep the existing on-demand nodes
+                                      that the even pace needs, so that nodes are not given back and ordered again
+    ahead by two changeovers          have one on-demand node less, so that the lead is used up slowly
+    slack of two changeovers left     have an on-demand node for every missing worker until the end, also after spot losses
 
 Slack is the time for which the whole group could be idle and the run still meet its deadline. A changeover is the time from
 the order of an on-demand node until the group trains on it. All times are seconds since the start of the run.
@@ -54,8 +54,8 @@ class Deadline(NamedTuple):
         return self.deadline_s - now - (self.work - done) / speed(self.lanes, self.workers)
 
     def workers_for(self, pace: float) -> int:
-        """Return the smallest number of workers that is as fast as ``pace`` workers that never wait for each other; the
-        largest allowed number if no number is as fast."""
+        """Return the smallest number of workers that train at the speed ``pace``, in units of one worker that never waits. If
+        no allowed number is that fast, return the largest allowed number."""
         sizes = range(max(1, math.ceil(pace)), self.workers)
         return next((size for size in sizes if speed(self.lanes, size) >= pace), self.workers)
 
@@ -112,8 +112,9 @@ def uniform_progress(plan: Deadline, rented: Rented, done: float, now: float) ->
 
 
 def until_the_last(plan: Deadline, rented: Rented, done: float, now: float) -> Rental:
-    """Use only spot nodes until the slack (spare time before the deadline) is used up, then complete the group with on-demand
-    nodes. "Can't Be Late" calls this rule greedy; it is for comparison. The arguments are those of ``uniform_progress``.
+    """Use only spot nodes until the slack (spare time before the deadline) is used up. Then have an on-demand node for every
+    missing worker. "Can't Be Late" calls this rule greedy; it is here for comparison. The arguments are those of
+    ``uniform_progress``.
 
     Examples:
         >>> plan = Deadline(work=8 * 36000.0, deadline_s=72000.0, workers=8, change_s=300.0)
@@ -152,8 +153,8 @@ def _least_slack_s(plan: Deadline, rented: Rented) -> float:
 
 
 def _all(plan: Deadline, rented: Rented, slack_s: float) -> Rental:
-    """Return the decision to complete the group with on-demand nodes. No on-demand node is given back when a spot node joins,
-    because that spot node may be lost again."""
+    """Return the decision to have an on-demand node for every missing worker. When a spot node joins, no on-demand node is
+    given back, because the spot node may be lost again."""
     number = max(plan.workers - rented.spot, min(rented.on_demand, plan.workers), 0)
     return Rental(number, f"slack of {slack_s:.0f} s: all {plan.workers} workers are needed")
 
@@ -162,8 +163,8 @@ def _all(plan: Deadline, rented: Rented, slack_s: float) -> Rental:
 #
 # record of spot capacity --> nodes --decide()--> groups that train --> work done --market.py--> on-demand nodes
 #
-# An on-demand node joins a fixed time after its order and stays until it is given back. Before that the group stops using the
-# node, as after a notice that a spot node will be taken away.
+# An on-demand node joins a fixed time after its order and stays until the run gives it back. Before a node is given back, the
+# group stops using it, as it does after a notice that a spot node will be taken away.
 
 _LOOK_S = 60.0
 """Minimum time between two decisions about on-demand nodes, if no node joins or leaves [s]."""
@@ -175,7 +176,7 @@ class MarketOutcome(NamedTuple):
     """End time, rented nodes and restarts of a run with a deadline."""
 
     finish_s: float
-    """When the run's work was done; infinite if it was not done when the record of spot nodes ended [s]."""
+    """When the run's work was done; infinite if the record of spot nodes ended before that [s]."""
     spot_s: float
     """Time that spot nodes were rented [node-seconds]."""
     on_demand_s: float
@@ -195,7 +196,7 @@ class MarketSimulation(Simulation):
         self._starting: dict[str, float] = {}
         """On-demand node that has been ordered -> when it joins [s]."""
         self._owned: dict[str, bool] = {}
-        """On-demand node that has joined -> True; False once the node is being given back."""
+        """On-demand node that has joined -> whether the run keeps it; False once the node is being given back."""
         self._spot_s = self._on_demand_s = 0.0
         self._orders = 0
 

@@ -1,4 +1,4 @@
-"""Keep the live nodes of a cluster, with the totals that ``policy.decide`` needs. A change of a node takes constant time."""
+"""Table of a cluster's live nodes, with the totals that ``policy.decide`` needs. Changing a node takes O(1) time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Node(NamedTuple):
 
     @property
     def standing(self) -> int:
-        """Number of workers on the node whose process is ready."""
+        """Number of ready worker processes on the node, at most ``places``."""
         return self.places if self.ready is None else min(self.places, self.ready)
 
     @property
@@ -51,7 +51,7 @@ class NodeTable:
         """Usable node -> number of workers that fit on it."""
         self.places = sum(self.usable_places.values())
         self.standing = self.places - sum([node.places - node.standing for node in usable if node.ready is not None])
-        """Number of workers on usable nodes whose process is ready."""
+        """Number of ready worker processes on all usable nodes."""
         self.leaving = {node.id: node for node in self.by_id.values() if node.leaves_at is not None}
         self.unfit = {node.id: node for node in self.by_id.values() if node.problem}
         """The nodes that must not be used because of a problem, by id."""
@@ -62,7 +62,7 @@ class NodeTable:
 
     @property
     def usable(self) -> list[Node]:
-        """The nodes without a notice or problem, with room for workers (``Node.is_usable``)."""
+        """The nodes without a notice of their loss and without a problem, with room for workers (``Node.is_usable``)."""
         return [self.by_id[name] for name in self.usable_places]
 
     def set(self, node: Node) -> None:
@@ -93,15 +93,15 @@ class NodeTable:
                 del kind[node.id]
 
 
-# Keep the workers that share a copy of the model on one node, because they all-gather the weights of every block.
+# Keep the workers that share a copy of the model on one node: they all-gather the weights of every block, slow between nodes.
 
 _LEAST_SHARE = 0.5
 
 
 def within_nodes(nodes: Sequence[Node], cell: int, least: int = 1) -> list[Node]:
-    """Return ``nodes`` with room and ready processes rounded down to whole cells (workers that share a copy of the model), so
-    that no cell spans two nodes. If less than half of the room or fewer than ``least`` workers would be left, ``nodes`` stay
-    unchanged and cells may span nodes.
+    """Return ``nodes`` with the numbers of workers that fit and of ready processes rounded down to multiples of ``cell``. Then
+    no cell (the workers that share a copy of the model) spans two nodes. If less than half of the room, or fewer than ``least``
+    workers, would be left, return ``nodes`` unchanged: cells may then span nodes.
 
     Args:
         nodes: the live nodes.

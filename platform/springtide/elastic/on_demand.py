@@ -1,11 +1,11 @@
 """Decide which on-demand nodes a run orders and gives back to meet its deadline, by the rules of ``market.py``.
 
-    nodes with their markets, steps done, measured times --Deadline, Rented--> uniform_progress --> an order
+    nodes (spot or on-demand), steps done, measured times --Deadline, Rented--> uniform_progress --> an order
 
-    wanted > rented     the order grows: Ray's autoscaler starts nodes for it
-    wanted < rented     orders of nodes that have not joined are cancelled first, then whole nodes are given back: the group
-                        leaves them as after a notice. The order shrinks at once, so that Ray does not replace a node that
-                        leaves; Ray ends no node that is in use
+    wanted > rented     the order grows, and Ray's autoscaler starts nodes for it
+    wanted < rented     first cancel the orders whose nodes have not joined. Then give back whole nodes: the worker group leaves
+                        them as if a notice of their loss had come. The order shrinks at once, so that Ray does not replace
+                        these nodes. Ray ends a node only when nothing runs on it
 
 A run gives back at most as many workers as it has ordered. On-demand nodes that it did not order count as spot nodes.
 """
@@ -92,7 +92,8 @@ class OnDemandPlan(NamedTuple):
 
 
 class StepWork:
-    """Work of a step in worker-seconds, measured by the groups of a run.
+    """Work of a step, measured by a run's worker groups: step time times speed, where one worker that never waits has speed 1
+    [worker-seconds].
 
     >>> work = StepWork(lanes=12)
     >>> work.measure(steps=2, step_s=3.0, workers=8), work.measure(steps=3, step_s=3.0, workers=8)
@@ -106,8 +107,8 @@ class StepWork:
         """Work of a step; None until one is measured [worker-seconds]."""
 
     def measure(self, steps: int, step_s: float, workers: int) -> float | None:
-        """Record the step time of a group of ``workers`` that has done ``steps`` steps. Return the work of a step, None if it
-        was never measured [worker-seconds]."""
+        """Record the step time of a group of ``workers`` that has done ``steps`` steps. Return the work of a step
+        [worker-seconds]; None before the first group with ``_LEAST_STEPS`` steps."""
         if steps >= _LEAST_STEPS and workers and 0 < step_s < math.inf:
             self.newest = step_s * speed(self._lanes, workers)
         return self.newest
@@ -123,8 +124,9 @@ class OrderBook:
     """Workers ordered so far, less the workers on nodes given back. The run may give back at most this many."""
 
     def mine(self, nodes: Iterable[MarketNode]) -> list[MarketNode]:
-        """Return the on-demand nodes among ``nodes`` that count as ordered by this run, nodes of its worker group first. The
-        last node returned may have room for more workers than were ordered."""
+        """Return the on-demand nodes among ``nodes`` that count as ordered by this run: enough for ``owed`` workers (ordered,
+        not given back), nodes of the run's worker group first. The last node returned may have room for more workers than were
+        ordered."""
         found, left = [], self.owed
         for node in sorted(nodes, key=lambda node: (not node.in_group, node.places, node.id)):
             if node.on_demand and node.places and left > 0:
@@ -170,17 +172,17 @@ class OrderBook:
         given: tuple[str, ...] = ()
         if wanted < rented.on_demand:
             surplus = owned - wanted
-            for node in reversed(here):  # first nodes without workers of the group, then the group's largest nodes
+            for node in reversed(here):  # nodes outside the worker group first, so that it trains on; then its largest
                 if node.places <= surplus:
                     given += (node.id,)
                     surplus -= node.places
-            wanted += max(0, surplus)  # keep workers that share a node: only whole nodes are given back
+            wanted += max(0, surplus)  # only whole nodes are given back, so keep the rest of the surplus
         self._note(max(0, wanted), sum(node.places for node in here if node.id in given))
         return Order(self.workers, given, rental.reason)
 
     def first(self, nodes: Sequence[MarketNode], workers: int) -> Order:
-        """Order the on-demand workers that are missing for a group of ``workers``, before the first step: the decision about a
-        deadline needs the measured time of a step."""
+        """Order the on-demand workers that a group of ``workers`` lacks, before the run's first step. ``decide`` cannot be used
+        yet, because it needs the measured time of a step."""
         lacking = workers - sum(node.places for node in nodes)
         self._note(max(self.workers, lacking), 0)
         return Order(self.workers, (), f"no step has been measured yet, and {workers} workers measure one")
@@ -203,14 +205,14 @@ class Outlook(NamedTuple):
     dollars: float
     """Cost from now until the run is done [dollars]."""
     workers: int = 0
-    """If the configured workers cannot meet the deadline: the number of workers that would, 0 if no number does. Else 0."""
+    """If the deadline cannot be met: the number of workers that would meet it, or 0 if no number would. Else 0."""
     workers_dollars: float = 0.0
     """Cost of ``workers`` workers from now until the deadline [dollars]."""
 
 
 def outlook(deadline: Deadline, here: int, done: float, now: float, price: float) -> Outlook:
-    """Return when the run would be done, and the cost, if it trained from now on with the largest group, with on-demand nodes
-    where workers are missing.
+    """Forecast when the run is done, and its cost, if it trains from now on with the largest group. On-demand nodes take the
+    place of missing workers.
 
     Args:
         deadline: the work, and when it must be done.

@@ -6,14 +6,15 @@ from __future__ import annotations
 import collections
 
 _STARTS = 4.0
-"""A start of worker processes fails if it takes more than this many times the longest recent start in the same run."""
+"""A start of worker processes counts as failed if it takes this many times as long as the run's longest recent start."""
 _LAST = 9
-"""Number of recent starts from which the time limit of the next start follows, so that one slow start is forgotten later."""
+"""The time limit of a start follows from this many recent starts. One slow start is forgotten after this many further
+starts."""
 _BAN_S, _LONGEST_BAN_S = 30.0, 3600.0
 _STORE_PAUSE_S, _LONGEST_STORE_PAUSE_S = 1.0, 60.0
 MOST_STORE_FAILURES = 30
 """Number of worker groups in a row that may fail at the same step because the store (disk or object storage of the run) cannot
-be reached. With the pauses between groups it takes 25 minutes."""
+be reached. With the pauses between the groups, this many failures take 25 minutes."""
 _LOOKS = 125.0
 """Pause after a poll of the cluster, as a multiple of the poll's CPU time, so that waiting costs less than 1% of a core."""
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.1, 5.0
@@ -54,8 +55,8 @@ class StartTimes:
 
 
 def ban_s(failures: int) -> float:
-    """Return how long to exclude a node after ``failures`` failures [s]. Callers pass
-    one failure less if the cause may be the loss of the node itself.
+    """Return how long to exclude a node after ``failures`` failures [s]. Callers do not count the newest failure if its cause
+    may be the loss of the node itself.
 
     >>> [ban_s(failures) for failures in (0, 1, 2, 3, 100)]
     [30.0, 60.0, 120.0, 240.0, 3600.0]

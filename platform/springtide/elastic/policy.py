@@ -16,18 +16,18 @@ from typing import Literal, NamedTuple
 
 from springtide.elastic.evenness import most_lanes, speed
 from springtide.elastic.forecast import ASSUMED_LOSS_S, RestartForecast, mean_time_to_loss
-from springtide.elastic.node_table import Node as Node  # re-exported for callers of decide
+from springtide.elastic.node_table import Node as Node  # re-export: callers of `decide` import Node from here
 from springtide.elastic.node_table import NodeTable
 
 _ENOUGH = 0.5
-"""If at least this share of the possible workers is ready, they start without waiting for the rest. Not for a run's first
-group."""
+"""A group starts with only the workers whose processes are ready, if these are at least this share of the possible workers. A
+run's first group always waits for all processes."""
 _GATHER_S = 30.0
-"""Time that a group waits to grow onto ready nodes while processes on other nodes get ready, so that it restarts once [s]."""
+"""A group that can grow first waits this long for further processes to get ready, so that it restarts only once [s]."""
 _FORMING_S = 600.0
-"""Added to the observed time when the rate of joining nodes is estimated, so that the first joins do not inflate it [s]."""
+"""Added to the observed time when the rate of joining nodes is estimated; else the first joins would make the rate huge [s]."""
 FAR_S = 3600.0
-"""A node that, by its notice, will be taken away later than this from now is used like a node without a notice [s]."""
+"""A node whose notice says that it will be taken away later than this from now is used like a node without a notice [s]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +46,15 @@ class Bounds:
     wait_s: float = math.inf
     """Time without capacity for ``min_workers`` after which the run ends [s]."""
     expected_loss_s: float = ASSUMED_LOSS_S
-    """Mean time between losses of nodes, assumed until the run has lost a node [s]."""
+    """Mean time between losses of nodes that a run assumes at first [s]. It counts like one observed loss."""
     lanes: int = 0
     """Number of lanes: fixed shares of a batch that are never divided, so that the worker with the most lanes determines the
     step time. 0: a batch is divided evenly."""
     cluster_is_shared: bool = False
     """Whether other runs may get workers on this run's nodes."""
     others: str = ""
-    """On a shared cluster, as text: why this run does not get more workers, or which runs get the workers that it loses."""
+    """On a shared cluster, as text: why this run gets no more workers, or which runs get the workers that it loses; else
+    empty."""
     min_workers_for_memory: int = 1
     """Fewest workers with enough device memory for a step, as far as is known from groups that ran out of memory."""
     paused_by: str = ""
@@ -64,7 +65,7 @@ class Bounds:
         return speed(self.lanes, workers)
 
     def feasible(self, places: int) -> int:
-        """Return the largest allowed group if there is room for ``places`` workers; 0 if that is too few for any group."""
+        """Return the size of the largest allowed group with at most ``places`` workers; 0 if no allowed group is that small."""
         size = min(places, self.max_workers) // self.worker_multiple * self.worker_multiple
         return size if size >= max(self.min_workers, self.min_workers_for_memory) else 0
 
@@ -80,14 +81,14 @@ class PolicyState(NamedTuple):
     """State that the policy carries from one decision to the next."""
 
     usable: frozenset[tuple[str, int]] = frozenset()
-    """(id, number of workers that fit) of each usable node. This set has not changed since ``since_s``."""
+    """(id, number of workers that fit) of each usable node: no notice of its loss, no problem. Unchanged since ``since_s``."""
     key: int = 0
     """Hash of the usable nodes (``NodeTable.key``), which changes when these nodes change."""
     since_s: float = -math.inf
     lacking_s: float | None = None
     """Since when there is too little capacity to train; None while there is enough capacity."""
     held: frozenset[str] = frozenset()
-    """Nodes of the current worker group; without a current group, of the previous one; empty before the first group."""
+    """Nodes of the current worker group, or of the previous group if none runs now. Empty before the first group."""
     room_s: float | None = None
     """Since when the group could grow onto nodes with ready processes; None while it cannot grow."""
     begin_s: float | None = None
@@ -99,7 +100,7 @@ class PolicyState(NamedTuple):
     joined: int = 0
     """Number of workers that fit on the nodes that joined after the first decision."""
     missing: float = 0.0
-    """Speed that the group would gain by growing onto all nodes with ready processes [workers]."""
+    """Speed that the group would gain by growing onto all ready processes, in units of one worker that never waits."""
     missed: float = 0.0
     """Work lost since ``room_s`` because the group has not grown [worker-seconds]."""
     looked_s: float = 0.0
@@ -125,7 +126,7 @@ class Stay(NamedTuple):
     until_s: float = math.inf
     """When to decide again even if nothing has changed [s]."""
     save: bool = False
-    """Whether the newest training state, which may be in nodes' memory only, must be saved to storage meanwhile."""
+    """Whether to save the newest training state to storage meanwhile, because it may be in nodes' memory only."""
 
 
 class Start(NamedTuple):
@@ -148,7 +149,7 @@ class Leave(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """End the run: it has waited for capacity long enough."""
+    """End the run: it has waited for capacity as long as ``Bounds.wait_s`` allows."""
 
     reason: str
 
@@ -170,11 +171,11 @@ def decide(
     memory: PolicyState,
     now: float,
 ) -> tuple[Decision, PolicyState]:
-    """Return the next decision about the worker group, and the new state of the policy. No other code decides. ``nodes``: the
-    live nodes; ``group``: the group that trains, None if there is none; ``memory``: the state that the previous call
-    returned."""
+    """Return the next decision about the worker group, and the new state of the policy. Every such decision is made here.
+    ``nodes``: the live nodes; ``group``: the group that trains, None if there is none; ``memory``: the state that the previous
+    call returned."""
     table = nodes if isinstance(nodes, NodeTable) else NodeTable(nodes)
-    far_s = now + FAR_S  # ignore a notice if its node leaves later than this
+    far_s = now + FAR_S  # notices of losses later than this are ignored
     if far := [node for node in table.leaving.values() if node.leaves_at is not None and node.leaves_at > far_s]:
         table = NodeTable((table.by_id | {node.id: node._replace(leaves_at=None) for node in far}).values())
     if table.key != memory.key or memory.begin_s is None:
@@ -192,8 +193,9 @@ def decide(
 
 
 def used_for_hours(nodes: Sequence[Node], held: Mapping[str, int], now: float) -> list[Node]:
-    """Return ``nodes``, with notices of losses later than ``FAR_S`` from now removed. A node with such a notice has room only
-    for the run's processes there (``held``: node -> their number), as the cluster starts no process on a node with a notice."""
+    """Return ``nodes`` without notices of losses later than ``FAR_S`` from now, so that such nodes are used until then. The
+    cluster starts no process on a node with a notice. Its room is therefore limited to the run's existing processes there
+    (``held``: node -> number of processes)."""
     far = {node.id for node in nodes if node.leaves_at is not None and node.leaves_at > now + FAR_S}
     return [
         node._replace(leaves_at=None, places=min(node.places, held.get(node.id, 0))) if node.id in far else node
@@ -221,11 +223,11 @@ def _noted(table: NodeTable, memory: PolicyState, now: float) -> PolicyState:
 
 
 class _Room(NamedTuple):
-    """The largest group that fits the usable nodes, and the largest that needs no further process."""
+    """Sizes of two groups on the usable nodes: the largest that fits, and the largest whose processes are ready now."""
 
     size: int
     ready: int
-    """Size of the largest group that needs only processes that are ready."""
+    """Size of the largest group whose processes are ready now."""
 
 
 def _room(bounds: Bounds, table: NodeTable) -> _Room:
@@ -245,7 +247,8 @@ def _without_group(
             return GiveUp(f"waited for {bounds.wait_s:g} s, as elastic.wait says; {lack}"), memory
         return Stay(lack, save=bool(table.leaving) or now - lacking_s >= bounds.settle_s), memory
     memory = memory._replace(lacking_s=None)
-    # only the first group waits for more nodes; on a shared cluster the allocation fixes the number of workers, so no wait
+    # A run's first group waits until nodes stop joining, so that it need not restart soon in order to grow. Later groups do not
+    # wait. Nor does a group on a shared cluster, because the allocation fixes its number of workers.
     begins = not memory.held and not bounds.cluster_is_shared
     if size < bounds.feasible(bounds.max_workers) and begins and not _quiet(bounds, memory, now):
         return Stay(f"room for {size} of {bounds.max_workers} workers; more nodes may be joining"), memory
@@ -293,7 +296,7 @@ def _with_group(
 
 
 def _owed(group: WorkerGroup, alive: Mapping[str, Node]) -> int:
-    """Return how many workers of the group are more than this run may have on their nodes, and must be given up."""
+    """Return how many workers the group must give up: on each node, those beyond the number that this run may have there."""
     return sum(max(0, number - alive[name].places) for name, number in Counter(group.nodes).items())
 
 
@@ -307,8 +310,9 @@ def _not_yet(
     now: float,
 ) -> Stay | None:
     """Return why the group should keep training although it must leave some nodes by ``by_s``; None if it should leave now.
-    Waiting uses these nodes longer, and one restart can serve further changes. The group leaves early only to grow. With
-    ``elastic.grow = when_it_pays``, the gain must also pay for another restart that may follow."""
+    Training on uses these nodes longer, and one restart can serve several changes. The group leaves early only to grow onto
+    other nodes. With ``elastic.grow = when_it_pays``, the gain must also exceed the expected cost of a second restart before
+    ``by_s``."""
     if not room.size:
         return Stay("too few nodes would stay to train on, so it trains until then", by_s, save=True)
     if bounds.speed(room.size) <= bounds.speed(workers) or bounds.grow == "never":
@@ -328,7 +332,7 @@ def _not_yet(
 
 
 def _gathered_s(memory: PolicyState) -> float:
-    """Return until when the group waits, before it grows, for the processes on further nodes to get ready [s]."""
+    """Return until when a group that can grow waits for further processes to get ready; infinite if it cannot grow [s]."""
     return math.inf if memory.room_s is None else memory.room_s + _GATHER_S
 
 
@@ -339,9 +343,10 @@ def _quiet(bounds: Bounds, memory: PolicyState, now: float) -> bool:
 def _growth(
     bounds: Bounds, workers: int, room: _Room, prospects: RestartForecast, memory: PolicyState, now: float
 ) -> Stay | Leave:
-    """Decide whether to restart with more workers. Growing pays if the work gained until the next loss of a node, which forces
-    a restart anyway, exceeds the restart's cost. If the next nodes to join would by themselves justify a restart, the group
-    waits for them, until waiting has cost as much as a restart."""
+    """Decide whether to restart with more workers. Growing pays if the work gained until the next loss of a node exceeds the
+    cost of the restart; the loss forces a restart anyway. If the nodes that are expected to join next would justify a restart
+    by themselves, the group waits for them, so that one restart serves all. It waits until the wait has cost as much as a
+    restart."""
     if room.size <= workers:
         return Stay(f"{workers} workers train")
     more = f"room for {room.size} workers instead of {workers}"
@@ -360,8 +365,9 @@ def _growth(
             f"{size} workers instead of {workers} would be no faster: one would still have {most} lanes of a step"
         )
     restart_s, loss_s = prospects.restart_s, memory.loss_s(bounds, now)
-    missing = faster * restart_s - memory.missed  # work that waiting may cost until it has cost a restart
-    # whether the mean number of workers that join at one time would gain more work until the next loss than a restart costs
+    # `missing`: work that the group may still lose by waiting, before the wait has cost as much as a restart
+    missing = faster * restart_s - memory.missed
+    # `alone`: whether an average number of joining workers gains more work until the next loss than a restart costs
     alone = memory.joined / memory.joins * loss_s > faster * restart_s if memory.joins else True
     lasts_s = min(memory.change_s(bounds, now) if alone and missing > 0 else loss_s, prospects.left_s)
     if bounds.grow == "always" or faster * (lasts_s - restart_s) > fast * lasts_s:

@@ -2,9 +2,9 @@
 
     trace -> joins, notices, losses, hangs --decide()--> groups that train, leave and start -> worker-seconds
 
-``Costs`` has the durations that do not depend on a decision, such as the time of a restart. They can be measured in a drill, a
-local run with real faults. At a loss, training returns at once to the newest state that survives on devices, in memory or in
-the store. Work since then is subtracted.
+``Costs`` has the durations that do not depend on a decision, such as the time of a restart. A drill, a local run with real
+faults, can measure them. When nodes are lost, training returns at once to the newest state that survives on devices, in node
+memory or in storage. Work after that state counts as lost.
 """
 
 from __future__ import annotations
@@ -33,36 +33,35 @@ from springtide.elastic.policy import (
 from springtide.elastic.traces import Trace
 
 SOON_S = 1e-3
-"""Shortest time by which the simulated clock advances [s]."""
+"""Smallest advance of the simulated clock [s]."""
 
 
 class Costs(NamedTuple):
-    """Durations and copies that the simulation assumes."""
+    """Durations, and numbers of copies of the state, that the simulation assumes."""
 
     step_s: float = 10.0
-    """Time of a step [s]. With lanes (fixed shares of a batch), it is that of the largest group; smaller groups take longer."""
+    """Time of a step [s]. With lanes (fixed shares of a batch): of the largest group; smaller groups take longer."""
     restart_s: float = 2.5
-    """Time from the end of a group to the first step of the next group, if its processes are ready [s]."""
+    """Time from the end of a group to the first step of the next group, if the next group's processes are ready [s]."""
     first_start_s: float = 20.0
     """Time until the first group trains [s]."""
     warm_up_s: float = 15.0
-    """Time until the process on a node that joined is ready; training continues meanwhile [s]."""
+    """Time from the join of a node until its worker process is ready; training continues meanwhile [s]."""
     notice_s: float = 120.0
     """Time between the notice that a node will be lost and the loss; 0: nodes are lost without a notice [s]."""
     copies: int = 1
     """Number of copies of each in-memory snapshot on other nodes, placed by ``copies.place``."""
     store_every_s: float = 600.0
-    """Time between two checkpoints in storage, which are used if the in-memory snapshots are lost, too [s]."""
+    """Time between two checkpoints in storage [s]. A checkpoint is used when the in-memory snapshots are lost."""
     save_s: float = 0.0
     """Training time that a checkpoint in storage costs [s]."""
     leave_steps: int = STEPS_TO_LEAVE
-    """Steps from the request that a group saves and ends until it ends, including the step of the request and the last step."""
+    """Number of steps that a group completes after the request to save and end, including the step in which it arrives."""
     copy_s: float = 0.5
-    """Time after the last step of a group that must end until its state is copied to other nodes' memory; part of
-    ``restart_s`` [s]."""
+    """Time to copy the state to other nodes' memory after the last step of a group that must end; part of ``restart_s`` [s]."""
     replica_shards: int = 0
     """Workers that together hold one copy of the state on their devices: 1 for DDP, the number of shards for HSDP. While a
-    complete copy survives, a lost node costs only the step under way. 0: copies on devices are not used."""
+    complete copy survives, a lost node costs only the current step. 0: copies on devices are not used."""
     hang_s: float = 300.0
     """Time until a hang is detected [s]."""
 
@@ -72,7 +71,7 @@ class SimulationResult:
     """Result of a simulated run; times in worker-seconds unless they end in ``_s``."""
 
     possible: float = 0.0
-    """Worker time of a run that loses no time and always has the size that the nodes allow."""
+    """Worker time of an ideal run, which loses no time and always has the largest group that the nodes allow."""
     productive: float = 0.0
     recomputed: float = 0.0
     """Work that was lost and must be computed again, including steps that a loss interrupted."""
@@ -83,7 +82,7 @@ class SimulationResult:
     lost_memory: int = 0
     """Number of times that in-memory snapshots were lost with the nodes that held them."""
     uneven: float = 0.0
-    """Time within steps in which workers waited for those with one lane (fixed share of a batch) more."""
+    """Time within steps in which workers waited for workers that have one more lane (fixed share of a batch)."""
     saving: float = 0.0
     hanging: float = 0.0
     """Time from hangs until they were detected."""
@@ -119,20 +118,21 @@ class Simulation:
         """The simulated time [s], and the index of the next event in ``_events``."""
         self._nodes = NodeTable()
         self._ready_at: dict[str, float] = {}
-        """Node whose process is not ready yet -> when it will be ready, in order of joining."""
+        """Node whose worker process is not ready yet -> when the process will be ready, in order of joining [s]."""
         self._memory = PolicyState()
         self._group: WorkerGroup | None = None
         self._trains_from = math.inf
         self._leaves_s = self._hung_until_s = math.inf
-        """When the group ends because it was asked to leave, and when its hang is detected; infinite if it was not asked, or
-        does not hang."""
+        """When the group ends as requested, and when its hang is detected [s]. Each is infinite while there is no request or no
+        hang."""
         self._step_s, self._even, self._trains = costs.step_s, 1.0, 1.0
-        """The group's step time with a share of the time of saves [s]; the mean share of a step in which a worker computes; the
-        part of the step time without saves."""
+        """The group's step time, including its share of the time of saves [s]; the mean share of a step in which a worker
+        computes and does not wait; the share of the step time that is not spent on saves."""
         self._begun = self._stored = _Work()
-        """Work done when the group began, which in-memory snapshots hold, and work done at the newest checkpoint."""
+        """Work done when the group began, and work done at the newest checkpoint."""
         self._since_save_s = self._next_save_s = 0.0
-        """Training time from the newest checkpoint to the group's start, and from that start to the next checkpoint [s]."""
+        """Training time from the newest checkpoint to the group's start, negative if the checkpoint is newer; and training time
+        from the group's start to the next checkpoint [s]."""
         self.outcome = SimulationResult()
 
     def run(self) -> SimulationResult:
@@ -149,7 +149,8 @@ class Simulation:
         return self.outcome
 
     def _look(self) -> float:
-        """Return when to check the run's progress again [s]. Never here; a subclass checks whether it meets a deadline."""
+        """Return when to check again whether the run meets its deadline [s]. Infinite here, because only a subclass has a
+        deadline."""
         return math.inf
 
     @property
@@ -238,9 +239,9 @@ class Simulation:
         return max(1, math.ceil(time_s / self._step_s - 1e-9)) * self._step_s
 
     def _lose(self, gone: Collection[str]) -> None:
-        """End the group at once. If surviving devices have its state, only the step under way is lost. If only snapshots have
-        the state, the step before is lost, too, because its snapshot is not complete. Else all work since the newest checkpoint
-        is lost."""
+        """End the group at once, because nodes are lost. If surviving devices hold its whole state, only the current step is
+        lost. If only in-memory snapshots hold the state, the step before is lost as well, because its snapshot is not complete.
+        Else all work since the newest checkpoint is lost."""
         assert self._group is not None
         shards, nodes = self._costs.replica_shards, self._group.nodes
         if shards and not replicas_lost(nodes, gone, shards):
@@ -254,16 +255,16 @@ class Simulation:
         self._end_group()
 
     def _memory_lost(self, nodes: Collection[str], gone: Collection[str]) -> bool:
-        """Return whether some node is lost together with all nodes that hold copies of its snapshots."""
+        """Return True if some node is lost together with all nodes that hold copies of its in-memory snapshots."""
         copies, lost = self._costs.copies, {*nodes} & {*gone}
-        if len(lost) <= min(copies, len({*nodes}) - 1):  # too few nodes are lost to hold all copies of a snapshot
+        if len(lost) <= min(copies, len({*nodes}) - 1):  # a snapshot is on `copies` + 1 nodes: one survives
             return False
         holders = place(nodes, self._domains, copies)
         return any(lost.issuperset(holders[node]) for node in lost)
 
     def _go_back(self, kept_s: float) -> None:
-        """Count as lost the work that the group did after its first ``kept_s`` of training [s]."""
-        kept_s = max(kept_s, -self._since_save_s)  # a checkpoint may be newer than the newest snapshot
+        """Return to the state after the group's first ``kept_s`` of training [s], and count all later work as lost."""
+        kept_s = max(kept_s, -self._since_save_s)  # use the checkpoint if it is newer than that state
         self._return_to(self._after(kept_s))
         self._since_save_s += kept_s
         self._begun, self._trains_from = self._work, math.inf
@@ -279,7 +280,8 @@ class Simulation:
         self.outcome.productive, self.outcome.uneven = work
 
     def _leave(self, durable: bool) -> None:
-        """End the group between two steps, as asked. Its state is kept, unless a node is lost before the state is copied."""
+        """End the group between two steps, as requested. ``durable``: its state is saved as a checkpoint. Else the state is
+        copied to other nodes' memory; if a node goes away before the copy is done, this counts as a loss."""
         assert self._group is not None
         safe_s = self._now + self._costs.copy_s
         early = {node.id for node in self._nodes.leaving.values() if (node.leaves_at or math.inf) < safe_s}
@@ -346,13 +348,13 @@ def simulate(
     trace: Trace, bounds: Bounds, costs: Costs, warm_ups_s: Mapping[str, float] = MappingProxyType({})
 ) -> SimulationResult:
     """Simulate a run that trains from the start of ``trace`` to its end, with one worker per node. ``warm_ups_s``: node -> time
-    until its process is ready, for nodes where it was measured [s]."""
+    until its worker process is ready, for nodes where this time was measured [s]."""
     return Simulation(trace, bounds, costs, warm_ups_s).run()
 
 
 def timeline(trace: Trace, notice_s: float) -> list[tuple[float, str, tuple[str, ...]]]:
-    """Return the events of ``trace`` as (time [s], kind, nodes) in order of time: join, notice, go (a loss), hang. At equal
-    times a loss comes before a join."""
+    """Return the events of ``trace`` as (time [s], kind, nodes), sorted by time. Kinds are join, notice, go (a loss) and hang.
+    At equal times a loss comes before a join."""
     found: list[tuple[float, str, tuple[str, ...]]] = [(time_s, "hang", ()) for time_s in trace.hangs_s]
     for change in trace.changes:
         if change.gone:
@@ -381,8 +383,9 @@ class TunedBaseline(NamedTuple):
 def checkpoint_restart(
     trace: Trace, bounds: Bounds, every_s: float, restart_s: float, save_s: float = 0.0
 ) -> SimulationResult:
-    """Simulate training with checkpoints only: a save every ``every_s``, which costs ``save_s`` of training time [s]. Training
-    restarts on all nodes at every loss, and at the next checkpoint after nodes have joined. New processes start at no cost."""
+    """Simulate training with checkpoints only: a save every ``every_s``, which costs ``save_s`` of training time [s]. When a
+    node of the group is lost, training restarts on all nodes that exist. After nodes have joined, it restarts at the next
+    checkpoint. New processes start at no cost."""
     outcome, now, here = SimulationResult(), 0.0, frozenset[str]()
     group, trains_from, trains = frozenset[str](), math.inf, every_s / (every_s + save_s)
     events = [event for event in timeline(trace, 0.0) if event[1] != "hang"]

@@ -1,12 +1,12 @@
 """Find the rank that a worker group waits for, from the Python stacks of all ranks, long before the hang timeout.
 
-    no event for 3 usual step times plus 3 s -> sample the stacks of all ranks, twice
-    in both samples a rank gives no stack or is at the same line, all others wait in a collective -> that rank stalls
-    in both samples all ranks wait in a collective, and 20 usual step times (at least 30 s) have passed -> deadlock
+    no event for 3 median step times plus 3 s -> sample the stacks of all ranks twice, 3 s apart
+    in both samples, a rank returns no stack or is at the same line, and all other ranks wait in a collective -> the rank stalls
+    in both samples, all ranks wait in a collective, and no event for 20 median step times (at least 30 s) -> deadlock
 
 A rank may be at the same line twice for a good reason. It may read rows from an unreachable store, wait for Ray, compile, run a
-slow function of torch or one that holds the GIL, or get no core on a busy machine. Then no rank is named, and the hang timeout
-decides.
+slow function of torch or one that holds the GIL, or get no core on a busy machine. In these cases no rank is named, and only
+the hang timeout ends the group.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Literal
 Frames = tuple[str, ...]
 """Stack of a rank's training thread, innermost first, each ``file:line``; empty if its process does not answer."""
 BUSY: Frames = ("in a call that holds Python's lock",)
-"""Stands for the stack of a rank whose process is alive but does not return its stack: a call holds the GIL."""
+"""Used in place of the stack of a rank whose process is alive but cannot return its stack, because a call holds the GIL."""
 STARVED: Frames = ("waits for a core",)
-"""Stands for the stack of a rank that gets no CPU core because its machine runs other processes."""
+"""Used in place of the stack of a rank that gets no CPU core because its machine is busy with other processes."""
 APART_S = 3.0
-"""Time between two samples of the stacks [s]."""
+"""Time between the two samples of the ranks' stacks [s]."""
 _STEPS, _FIRST_S = 3.0, 3.0
-"""The first sample of the ranks' stacks is taken after this many usual step times without an event, plus this time [s]."""
+"""The ranks' stacks are sampled after ``_STEPS`` median step times plus ``_FIRST_S`` seconds without an event [s]."""
 _FOUND_S = 10.0
-"""A stalled rank is reported within ``_STEPS`` usual step times plus this time after its group's last step [s]."""
+"""A stalled rank is reported at most ``_STEPS`` median step times plus this time after its group's last step [s]."""
 _DEAD_STEPS, _DEAD_S = 20.0, 30.0
-"""A collective that takes longer than this many usual step times, and than this time, counts as a deadlock [s]."""
+"""A collective counts as deadlocked after ``_DEAD_STEPS`` median step times, but not before ``_DEAD_S`` seconds [s]."""
 _INNER = 3
-"""Number of innermost frames in which torch's code for collectives shows that a thread waits in a collective."""
+"""A thread waits in a collective if one of this many innermost frames is in torch's code for collectives."""
 _COLLECTIVE = ("/torch/distributed/", "/springtide/distributed/collectives.py")
 _STORAGE = ("/springtide/stream/", "/springtide/ray/data/", "/springtide/storage/", "/fsspec/")
 _RAY, _TORCH = ("/ray/",), ("/torch/",)
@@ -37,7 +37,7 @@ _COMPILER = ("/torch/_inductor/", "/torch/_dynamo/convert_frame.py")
 
 
 def first_look_s(step_s: float) -> float:
-    """Return how long a group may report no event before the stacks of its ranks are sampled; ``step_s``: time of a step [s].
+    """Return how long a group may report no event before the stacks of its ranks are sampled; ``step_s``: median step time [s].
 
     Examples:
         >>> first_look_s(2.0)
@@ -47,7 +47,7 @@ def first_look_s(step_s: float) -> float:
 
 
 def found_by_s(step_s: float) -> float:
-    """Return the time after a group's last step within which stalled ranks are reported; ``step_s``: time of a step [s].
+    """Return the longest time from a group's last step to the report of a stalled rank; ``step_s``: median step time [s].
 
     Examples:
         >>> found_by_s(2.0)
@@ -57,7 +57,8 @@ def found_by_s(step_s: float) -> float:
 
 
 def stalled(before: Sequence[Frames], now: Sequence[Frames]) -> list[int]:
-    """Return the ranks that all other ranks wait for, judged by two samples of the stacks; empty if these are ambiguous.
+    """Return the ranks that all other ranks wait for, judged by two samples of the stacks. Empty if the samples do not show it
+    clearly, for example because a rank moved to another line or reads from the store.
 
     Args:
         before: the stack of each rank in the first sample.
@@ -85,7 +86,8 @@ def stalled(before: Sequence[Frames], now: Sequence[Frames]) -> list[int]:
 
 def is_deadlock(before: Sequence[Frames], now: Sequence[Frames], silent_s: float, step_s: float) -> bool:
     """Return whether a group without an event for ``silent_s`` is deadlocked: in both samples of its stacks every rank waits
-    in a collective, at the same line. A network outage of some seconds looks alike, so ``silent_s`` must be long.
+    in a collective, at the same line. A network outage of some seconds looks the same, so ``silent_s`` must be above 30 s and
+    20 times ``step_s``.
 
     Examples:
         >>> wait = ("/torch/distributed/c10d.py:9",)
@@ -97,7 +99,8 @@ def is_deadlock(before: Sequence[Frames], now: Sequence[Frames], silent_s: float
 
 
 def doing(frames: Frames) -> Literal["nothing", "waits", "reads", "computes", "else"]:
-    """Return what a rank with this stack is doing: ``nothing`` without a stack, ``waits`` in a collective.
+    """Return what a rank with this stack is doing: ``nothing`` without a stack, ``waits`` in a collective, ``reads`` from
+    storage or waits for Ray, ``computes`` in torch or its compiler, ``else`` for all other code.
 
     Examples:
         >>> doing(("/site-packages/torch/distributed/distributed_c10d.py:1", "/springtide/training/step.py:20"))
@@ -107,8 +110,8 @@ def doing(frames: Frames) -> Literal["nothing", "waits", "reads", "computes", "e
         return "nothing"
     if _any(frames[:_INNER], _COLLECTIVE):
         return "waits"
-    theirs = tuple(frame for frame in frames[:_INNER] if "/springtide/" not in frame)  # not Ray: springtide/ray/
-    if _any(frames, _STORAGE) or _any(theirs, _RAY):  # Ray in innermost frames only: the outermost are always Ray's
+    theirs = tuple(frame for frame in frames[:_INNER] if "/springtide/" not in frame)  # springtide/ray/ is not Ray
+    if _any(frames, _STORAGE) or _any(theirs, _RAY):  # innermost only: the outermost frames of all ranks are in Ray
         return "reads"
     return "computes" if frames in (BUSY, STARVED) or _any(frames[:1], _TORCH) or _any(frames, _COMPILER) else "else"
 

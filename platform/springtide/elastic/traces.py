@@ -26,7 +26,7 @@ from springtide.elastic.copies import Domain
 from springtide.errors import ConfigError, explain
 
 _GAP = 10.0
-"""Two samples of a record have a gap between them if they are further apart than this many median intervals."""
+"""The interval between two samples of a record is a gap if it is longer than this many times the median interval."""
 
 
 class Change(NamedTuple):
@@ -48,7 +48,7 @@ class Trace:
     hangs_s: tuple[float, ...] = ()
     """Times at which a process hangs, without the loss of a node [s]."""
     unknown_s: float = 0.0
-    """Total time in gaps between samples. The number of nodes in a gap is assumed to be that before the gap [s]."""
+    """Total time in gaps, long intervals without a sample [s]. Within a gap, the number of nodes is assumed not to change."""
 
     @property
     def numbers(self) -> list[tuple[float, int]]:
@@ -66,8 +66,8 @@ class Trace:
 
 
 def read(text: str, name: str) -> Trace:
-    """Parse a record of spot capacity, in any of the four formats. Raises ConfigError, with ``name`` as the record's name, if
-    it is in no known format."""
+    """Parse a record of spot capacity, in any of the four formats that the module lists. Raises ConfigError, with ``name`` as
+    the record's name, if it is in no known format."""
     try:
         if text.lstrip().startswith("{"):
             record = json.loads(text)
@@ -96,8 +96,8 @@ def read(text: str, name: str) -> Trace:
 
 
 def of_nodes(rows: Iterable[tuple[float, bool, str]]) -> Trace:
-    """Build a trace from rows of (seconds, whether the node joins, node). A row is ignored if the node is already there, or
-    already lost. Raises ValueError if a time is not finite."""
+    """Build a trace from rows of (seconds, whether the node joins, node). The join of a node that is there already is ignored,
+    and so is the loss of a node that is not there. Raises ValueError if a time is not finite."""
     here: set[str] = set()
     by_time: dict[float, tuple[list[str], list[str]]] = {}
     for time_s, joins, node in sorted(rows, key=lambda row: row[0]):
@@ -131,7 +131,8 @@ def of_numbers(rows: Sequence[tuple[float, int]], last_s: float = 0.0) -> Trace:
 
 
 def _gaps_s(times_s: Sequence[float]) -> float:
-    """Return the total time in gaps: intervals between two samples that are much longer than the usual interval [s]."""
+    """Return the total time in gaps, intervals between two samples that are much longer than the median interval [s]. One
+    median interval of each gap is not counted."""
     apart_s = [after - before for before, after in itertools.pairwise(times_s)]
     usual_s = statistics.median(apart_s) if apart_s else 0.0
     return sum(each - usual_s for each in apart_s if each > _GAP * usual_s)
@@ -139,12 +140,12 @@ def _gaps_s(times_s: Sequence[float]) -> float:
 
 def _check_time(time_s: float, before_s: float = 0.0) -> None:
     if not before_s <= time_s < math.inf:
-        raise ValueError(f"{time_s:g} s is no time after {before_s:g} s")
+        raise ValueError(f"{time_s:g} s is not a finite time at or after {before_s:g} s")
 
 
 def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
-    """Return a trace with the nodes of ``times`` clusters, which all repeat ``trace``. Each cluster starts at another offset of
-    it, wraps around at its end, and is a failure domain."""
+    """Return a trace with the nodes of ``times`` clusters. Each cluster repeats ``trace`` from another time on, and wraps
+    around at its end. The nodes of a cluster are one failure domain: they may be lost together."""
     chance = random.Random(seed)
     rows: list[tuple[float, bool, str]] = []
     for copy in range(times):

@@ -36,13 +36,14 @@ def score(
         trust_code: allow metrics of the package ``evaluate``, which are code from the Hugging Face Hub or from a local folder.
 
     Returns:
-        A dict: task -> metric and filter, such as ``acc,none`` -> finite score. And the harness's table, in Markdown.
+        Two values. A dict: task -> {metric and filter, such as ``acc,none``: score}, without scores that are not finite. And
+        the harness's table of the scores, in Markdown.
 
     Raises:
         ConfigError: a name is not known, a task cannot be used, or a task needs code that is not trusted.
     """
     known = TaskManager()
-    if unknown := [name for name in names if name not in known.all_tasks]:  # lm_eval would accept file paths, too
+    if unknown := [name for name in names if name not in known.all_tasks]:  # lm_eval would also accept file paths
         problem = f"is not a task of lm-evaluation-harness {lm_eval.__version__}"
         raise ConfigError(explain("tasks", unknown[0], problem, "`lm_eval ls tasks` lists them"))
     model, load = Harness(open_model(), batch_size), evaluate.load
@@ -68,7 +69,7 @@ def score(
 
 class _Untrusted(BaseException):
     """Raised if a task needs a metric of the package ``evaluate``. Derived from BaseException, because lm-evaluation-harness
-    catches an Exception here and continues without the metric."""
+    would catch an Exception and continue without the metric."""
 
 
 def _refuse(path: str, *_: Any, **__: Any) -> None:
@@ -76,7 +77,7 @@ def _refuse(path: str, *_: Any, **__: Any) -> None:
 
 
 class Harness(TemplateLM):
-    """Computes the requests of lm-evaluation-harness with a ``TextModel``. Pass it to ``lm_eval.simple_evaluate``."""
+    """Answers the requests of lm-evaluation-harness with a ``TextModel``. Pass it to ``lm_eval.simple_evaluate``."""
 
     def __init__(self, model: TextModel, batch_size: int = BATCH_SIZE) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ class Harness(TemplateLM):
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         pairs = []
         for _, context, continuation in requests:
-            kept = max(1, self._model.max_length + 1 - len(continuation))  # cut the beginning of a long context
+            kept = max(1, self._model.max_length + 1 - len(continuation))  # drop the first ids of a long context
             pairs.append((context[-kept:] or [self.prefix_token_id], continuation))
         return self._model.logprobs(pairs, self._batch_size)
 

@@ -1,4 +1,4 @@
-"""Draw the next id of each row from its logits.
+"""Draw the next token id of each row from the row's logits.
 
 Shape suffixes: B rows, V ids.
 """
@@ -23,7 +23,7 @@ class Sampling:
     """Options for drawing the next id. Raises ConfigError if a value is out of its limits."""
 
     temperature: float = 1.0
-    """The logits are divided by it; 0: always take the likeliest id."""
+    """The logits are divided by this number; 0: always take the likeliest id."""
     top_k: int = 0
     """Draw from this many likeliest ids [ids]; 0: from all."""
     top_p: float = 1.0
@@ -42,7 +42,7 @@ class Sampling:
         if not 0 < self.top_p <= 1:
             raise ConfigError(explain("top_p", self.top_p, "is not above 0 and at most 1", "1 draws from all ids"))
         if not 0 <= self.seed <= _MOST_SEED:
-            raise ConfigError(explain("seed", self.seed, "is not within 0 and 2^63 - 1", "use 0"))
+            raise ConfigError(explain("seed", self.seed, "must be from 0 to 2^63 - 1", "use 0"))
 
     def generators(self, num_rows: int) -> list[torch.Generator]:
         """Return one generator for each row, so that a row's draws depend on no other row."""
@@ -53,7 +53,7 @@ def draw(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gener
     """Return one id for each row. A row's id depends on no other row.
 
     Args:
-        logits_BV: fp32, on the CPU.
+        logits_BV: logits in fp32, on the CPU.
         sampling: how ids are drawn; ``seed`` is not used here.
         generators: a random generator for each row.
 
@@ -64,7 +64,7 @@ def draw(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gener
         raise CheckpointError("the model's logits are not numbers: its weights are damaged, or its training diverged")
     if sampling.temperature < _FP32.tiny:  # 0, or so small that fp32 may round it to 0
         return logits_BV.argmax(dim=1).tolist()
-    # subtract each row's largest logit: 0 divided by a tiny temperature stays 0, where other logits would overflow
+    # subtract each row's largest logit, which becomes 0: with a tiny temperature, a positive logit would overflow
     scaled_BV = (logits_BV - logits_BV.amax(dim=1, keepdim=True)) / min(sampling.temperature, _FP32.max)
     kept_BV = _nucleus(_likeliest(scaled_BV, sampling.top_k), sampling.top_p)
     shares_BV = torch.softmax(kept_BV, dim=-1)
@@ -83,12 +83,12 @@ def _likeliest(logits_BV: Tensor, top_k: int) -> Tensor:
 
 
 def _nucleus(logits_BV: Tensor, top_p: float) -> Tensor:
-    """Return the logits with all ids at minus infinity, except the fewest likeliest with a total probability of ``top_p``."""
+    """Keep the logits of the fewest likeliest ids with a total probability of ``top_p``; set all others to minus infinity."""
     if top_p == 1:
         return logits_BV
     values_BV, ids_BV = logits_BV.sort(dim=1, descending=True, stable=True)
     shares_BV = torch.softmax(values_BV, dim=1)
-    before_BV = shares_BV.cumsum(dim=1) - shares_BV  # total probability of likelier ids
+    before_BV = shares_BV.cumsum(dim=1) - shares_BV  # total probability of the ids that are likelier than this id
     is_cut_BV = before_BV >= top_p
     is_cut_BV[:, 0] = False  # the likeliest id always stays, even if fp32 rounds ``top_p`` to 0
     return torch.full_like(logits_BV, -math.inf).scatter(1, ids_BV, values_BV.masked_fill(is_cut_BV, -math.inf))

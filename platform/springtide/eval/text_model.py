@@ -1,4 +1,4 @@
-"""A checkpoint and its tokenizer: encode, decode, log-probabilities and texts, in a single process.
+"""A checkpoint with its tokenizer, in a single process: encode, decode, score texts and generate texts.
 
 Shape suffixes: B rows, L positions, V ids.
 """
@@ -61,7 +61,7 @@ class TextModel:
     """The id that ends a document."""
     vocab_size: int
     max_length: int
-    """Most ids that the model reads at once: the length of a row."""
+    """Most ids that the model reads at once: the length of a row of its training data."""
     template: tuple[str, str] | None = None
     """Name and text of the chat template of the training data; None if there is none."""
     begins_chats: bool = True
@@ -86,7 +86,7 @@ class TextModel:
             chat: render the prompt with the chat template of the training data.
 
         Raises:
-            ConfigError: the prompt does not fit a row, there is no chat template, or the template cannot render the prompt.
+            ConfigError: the prompt is longer than ``max_length``, there is no chat template, or it cannot render the prompt.
         """
         try:
             ids = self._chat.prompt([Turn("user", prompt)]) if chat else self.encode(prompt)
@@ -112,8 +112,8 @@ class TextModel:
 
         Args:
             prompts: texts to continue, or with ``chat`` a user's messages.
-            tokens: most tokens of each generated text. If a text outgrows a row, the model continues from the text's last half
-                row.
+            tokens: most tokens of each generated text. If prompt and text exceed ``max_length``, the model no longer reads the
+                oldest tokens, but still at least the last ``max_length // 2``.
             sampling: how tokens are drawn; prompt i draws with the seed plus i.
             stop: strings that end a text; the returned text does not include them.
             chat: render prompts with the chat template of the training data.
@@ -154,7 +154,7 @@ class TextModel:
             batch_size: number of pairs that are computed together, the longest pairs first.
 
         Raises:
-            ConfigError: a pair does not fit a row, or ``batch_size`` is not positive.
+            ConfigError: a pair has more than ``max_length`` + 1 ids, or ``batch_size`` is not positive.
         """
         _check_positive("batch_size", batch_size)
         found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
@@ -176,7 +176,7 @@ class TextModel:
         longest = max(map(len, rows))
         padded = torch.tensor([[*row, *[self.end] * (longest - len(row))] for row in rows], device=self._device)
         self.model.eval()
-        logits_BLV: Tensor = self.model(padded)  # attention is causal: padding at the end changes nothing
+        logits_BLV: Tensor = self.model(padded)  # padding at the end changes no logit before it: attention is causal
         for row, logits_LV, (_, continuation) in zip(rows, logits_BLV, pairs, strict=True):
             wanted_L = torch.tensor(list(continuation), dtype=torch.int64, device=self._device)
             own_LV = logits_LV[len(row) - len(wanted_L) : len(row)].float()
@@ -286,7 +286,8 @@ def open_export(folder: Folder) -> TextModel:
         found.tokenizer,
         folder,
         found.eos_id,
-        # springtide's exports (with MARKER) were trained with begin-of-text before each text; tokenizer.json may not add it
+        # an export by springtide (with MARKER) was trained with begin-of-text before each text; pass its id here, because
+        # tokenizer.json may not add it
         (found.bos_id,) if folder.exists(MARKER) and found.bos_id is not None else None,
         ids_of(found.generation.get("eos_token_id"), found.model.vocab_size),
     )
@@ -311,7 +312,7 @@ def _imported(run: Folder, name: str, config: ModelConfig) -> TextModel:
     if TOKENIZER not in found.files:
         remedy = "import the model with its tokenizer.json, or prepare the run's dataset again"
         raise ConfigError(explain("run", run.url, "; ".join(remarks), remedy))
-    probe(found.files[TOKENIZER], run.where(TOKENIZER))  # test it in another process: it may be untrusted
+    probe(found.files[TOKENIZER], run.where(TOKENIZER))  # load in another process, which a hostile tokenizer may crash
     check_memory(config, config.vocab_size)
     model = whole(config, config.vocab_size)
     with note_reader(run, name):
@@ -328,8 +329,8 @@ def _of_others(
     begin: tuple[int, ...] | None,
     ends: tuple[int, ...],
 ) -> TextModel:
-    """Return the ``TextModel`` of an imported checkpoint or an export. ``begin``: ids that precede each text, None: those that
-    the tokenizer adds; ``ends``: ids that end a text."""
+    """Return the ``TextModel`` of an imported checkpoint or an export. ``begin``: ids that precede each text; None takes the
+    ids that the tokenizer adds. ``ends``: ids that end a text."""
     end: int | str = "" if eos_id is None else eos_id
     vocabulary = Tokenizer.from_json(tokenizer, folder.where(TOKENIZER), end)
     if begin is None:
@@ -359,8 +360,8 @@ def _template(folder: Folder) -> tuple[str, str] | None:
 
 
 def _from(on_text: Callable[[int, str], None] | None, first: int) -> Callable[[int, str], None] | None:
-    """Return a callback that maps the row in a batch to the index of its prompt and calls ``on_text``. ``first``: index of the
-    batch's first prompt."""
+    """Return a callback for one batch, which calls ``on_text`` with the index of the prompt instead of the row in the batch.
+    ``first``: index of the batch's first prompt."""
     if on_text is None:
         return None
     return lambda row, text: on_text(first + row, text)
@@ -371,17 +372,20 @@ def _check_positive(name: str, value: int) -> None:
         raise ConfigError(explain(name, value, "must be at least 1", "give a positive number"))
 
 
-# The text of a row while it is generated: finds stop strings, and reports the parts of the text that are final. Text of
-# the first ids becomes final ("settled"). Later ids are "open": each new id is decoded together with all open ids.
+# The text of a row while it is generated: find stop strings, and report the parts of the text that are final. A new id can
+# change the text of the ids just before it, so these ids are "open": they are decoded again with each new id. Earlier ids are
+# "settled": their text is final, and only the last few of them are decoded again.
 
 _TAIL = 8
-"""Number of settled ids that are decoded before the open ids: some tokenizers drop the space before the first id."""
+"""Number of settled ids (with final text) that are decoded again before the open ids. Some tokenizers drop the space before the
+first id that they decode."""
 _CUT = "\ufffd"
-"""Replacement character: the text of a character of which some bytes are missing."""
+"""Replacement character U+FFFD: stands for a character of which some bytes are missing."""
 _SETTLE_AT, _MOST_OPEN = 32, 256
-"""Number of open ids at which their text is settled; number at which it is settled even if it ends in invalid bytes."""
+"""At the first number of open ids, their text is settled (becomes final), unless it ends within a character. At the second
+number it is settled even if it ends in invalid bytes."""
 _MOST_BYTES = 4
-"""Bytes of the longest UTF-8 character: of this many consecutive ids at least one begins a character."""
+"""Bytes of the longest UTF-8 character: among this many consecutive ids, at least one begins a character."""
 
 
 class GrowingText:
@@ -425,7 +429,7 @@ class GrowingText:
 
     def _read(self) -> None:
         text = self._whole()
-        begin = max(0, len(self._settled) - max(map(len, self._stop), default=0))  # earlier text has been searched
+        begin = max(0, len(self._settled) - max(map(len, self._stop), default=0))  # earlier text was searched
         places = [place for one in self._stop if (place := text.find(one, begin)) >= 0]
         self._stopped = bool(places)
         self.text = text[: min(places)] if places else text
@@ -433,11 +437,11 @@ class GrowingText:
             self._settle_all(text)
 
     def _settle_all(self, text: str) -> None:
-        """Mark ``text``, the text of all ids, as final, unless it ends within a character."""
+        """Mark ``text``, the text of all ids, as final, unless ``text`` ends within a character."""
         number = len(self.ids)
         if number >= self._num_settled + _MOST_OPEN and text.endswith(_CUT):
-            number -= _TAIL  # invalid bytes, no unfinished character: settle all ids but the last few
-        # find last settled ids (the tail) whose text is the same if they are decoded alone or with the open ids after them
+            number -= _TAIL  # these are invalid bytes, not an unfinished character: settle all ids but the last few
+        # find a tail, the last settled ids, whose text is the same if decoded alone or with the open ids after the tail
         for size in range(_TAIL, _TAIL + _MOST_BYTES):
             tail = self.ids[number - size : number]
             before, after = (self._vocabulary.decode(ids) for ids in (tail, [*tail, *self.ids[number:]]))
@@ -454,18 +458,18 @@ class GrowingText:
                 break
 
     def _whole(self) -> str:
-        """Return the text of all ids. Decodes only the open ids, after the tail of the settled ids."""
+        """Return the text of all ids. Decodes only the open ids (whose text is not final), after the last settled ids."""
         whole = self._vocabulary.decode([*self._tail, *self.ids[self._num_settled :]])
         if whole.startswith(self._before):
             return self._settled + whole[len(self._before) :]
         if not self._num_settled:
             return self._vocabulary.decode(self.ids)
-        self._settle(0, "", self._prompt, self._vocabulary.decode(self._prompt))  # an id changed final text: restart
+        self._settle(0, "", self._prompt, self._vocabulary.decode(self._prompt))  # an id changed final text: decode all
         return self._whole()
 
     def _settle(self, number: int, text: str, tail: list[int], before: str) -> None:
-        """Set ``text`` as the final text of the first ``number`` ids. Later ids are decoded together with ``tail``, the ids
-        before them, whose text is ``before``."""
+        """Set ``text`` as the final text of the first ``number`` ids. ``tail``: the ids just before all later ids, to decode
+        together with them; ``before``: the text of ``tail``."""
         self._num_settled, self._settled, self._tail, self._before = number, text, tail, before
 
     def _open_end(self) -> int:

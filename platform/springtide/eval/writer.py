@@ -3,7 +3,8 @@
 prompts   [a b c]  [d]          of any lengths up to the model's context
 window    [a b c]  [. . d]      the ids that the model reads, padded at the start: no token attends to the padding
 cache     each step adds one id to each row; a row that has ended leaves the batch
-          long prompts are read in parts, because an attention mask has a value for each pair of a new and an earlier id
+          long prompts are read in parts: an attention mask has a value for each pair of a new and an earlier id, and for all
+          pairs at once it would need too much memory
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from springtide.model import Decoder, KVCache
 _PADDING = 0
 """Id of padding; any id will do, because no token attends to padding."""
 _MASK_PAIRS = 2**25
-"""Most elements of an attention mask in memory at once: pairs of a new token and an earlier token, over all rows."""
+"""Most elements of an attention mask in memory at once: one for each pair of a new token and an earlier token in each row."""
 
 
 @dataclasses.dataclass
@@ -54,8 +55,8 @@ def write(
 ) -> list[list[int]]:
     """Return up to ``length`` ids after each prompt. A row's ids depend on no other row, except through rounding.
 
-    When a text outgrows ``max_context``, its last ``max_context // 2`` ids are read again. A user's model has no cache and
-    reads the context for each id.
+    When a text gets longer than ``max_context``, the cache of keys and values is built anew from the text's last
+    ``max_context // 2`` ids. A user's own model has no cache: for each new id it reads the last ``max_context`` ids again.
 
     Args:
         model: maps ids (B, L) to logits (B, L, V); left in ``eval`` mode.
@@ -95,7 +96,7 @@ def write(
 
 
 class _Reader:
-    """Runs the model on the new ids of each row; if the model has no cache, on all ids that it reads."""
+    """Runs the model on the new ids of each row. A model without a cache runs on all ids of its context each time."""
 
     def __init__(self, model: nn.Module, max_context: int) -> None:
         self._model, self._max_context = model, max_context
@@ -110,7 +111,7 @@ class _Reader:
         longest = max(map(len, windows))
         ids_BL = self._tensor(
             [[*ids, *[_PADDING] * (longest - len(ids))] for ids in windows]
-        )  # padding at the end changes nothing, because the model is causal
+        )  # padding at the end changes no logit before it, because the model is causal
         last_B = torch.tensor([len(ids) - 1 for ids in windows], device=self._device)
         return self._model(ids_BL)[torch.arange(len(rows), device=self._device), last_B]
 

@@ -1,6 +1,6 @@
-"""The events of a run, as values, and the names and units of its metrics. Layer rule: imports only config.
+"""Event classes of a run (frozen dataclasses), and the names and units of its metrics. Layer rule: imports only config.
 
-The training loop yields events; whatever prints, stores or plots is a listener.
+The training loop yields events. A listener is any code that receives them, to print, store or plot them.
 """
 
 from springtide.events.controller import Commanded, DeadlineChecked, Decided, Failed, Ordered, Ready

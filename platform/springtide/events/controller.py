@@ -1,5 +1,5 @@
-"""Events of the controller, the part of the driver that starts and ends worker groups. It posts them at any time, not only
-between steps."""
+"""Events of the controller, the part of the driver that starts and ends worker groups. It sends them at any time, also during a
+step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from springtide.events.event import Event
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decided(Event):
-    """The controller's decision on the workers of the run: ``start``, ``leave``, ``replace`` or ``stay``."""
+    """The controller decided on the run's workers: ``start`` a group, let it save and ``leave``, ``replace`` it because it lost
+    nodes, ``stay`` (no change), or ``giveup`` (end a run that waited too long for nodes)."""
 
     kind: ClassVar[str] = "decided"
     from_controller: ClassVar[bool] = True
@@ -21,7 +22,7 @@ class Decided(Event):
 
     @property
     def is_about_pause(self) -> bool:
-        """Whether the reason is that a user paused the run."""
+        """True if the controller decided so because a user paused the run."""
         return self.reason.startswith("paused by")
 
     def describe(self) -> str:
@@ -36,11 +37,11 @@ class Failed(Event):
     from_controller: ClassVar[bool] = True
     step: int
     cause: str
-    """Cause: ``lost nodes``, ``unfit node``, ``store``, ``failed workers``, ``out of memory``, ``start-up``, ``hung`` or
-    ``given up``."""
+    """One of ``lost nodes``, ``unfit node`` (cannot run a worker, or computed wrong results), ``store`` (unreachable or full),
+    ``failed workers``, ``out of memory``, ``start-up``, ``hung`` or ``given up`` (an error that no retry can repair)."""
     reason: str
     again: bool
-    """Whether another worker group is started."""
+    """True if the run starts another worker group, False if the run ends."""
 
     def describe(self) -> str:
         return f"{self.cause}: {self.reason}" + ("" if self.again else "; not retried")
@@ -57,7 +58,7 @@ class Commanded(Event):
     caller: str
     """User and host, as the caller reports them."""
     text: str = ""
-    """The requested number of workers, or why the command is refused; in older journals also a user's note."""
+    """The requested number of workers; for a refused command, the reason. In older journals it can be a user's note."""
     refused: bool = False
 
     def describe(self) -> str:
@@ -82,7 +83,7 @@ class Ready(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ordered(Event):
-    """A run with a deadline changed its order of on-demand workers, or learned that they cannot be provided."""
+    """A run with a deadline changed the number of on-demand workers that it requests, or found that Ray cannot provide them."""
 
     kind: ClassVar[str] = "ordered"
     from_controller: ClassVar[bool] = True
@@ -91,9 +92,9 @@ class Ordered(Event):
     """On-demand workers that the run has or requests."""
     reason: str
     given_back: list[str] = dataclasses.field(default_factory=list)
-    """On-demand nodes that the worker group leaves."""
+    """On-demand nodes that the run releases: its worker group leaves them."""
     problem: str = ""
-    """Why Ray cannot provide the workers; empty if no reason is known."""
+    """Why Ray cannot provide the workers; empty if this event reports only a changed request."""
 
     def describe(self) -> str:
         given = f", gives back {', '.join(node[:8] for node in self.given_back)}" if self.given_back else ""
@@ -102,14 +103,14 @@ class Ordered(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeadlineChecked(Event):
-    """The forecast of the run's end changed: the deadline cannot be met, or can be met again."""
+    """The estimated end of the run moved past its deadline, or back before it."""
 
     kind: ClassVar[str] = "deadline"
     from_controller: ClassVar[bool] = True
     step: int
     can_be_met: bool
     finish_s: float
-    """Earliest time at which the run can be done, with the largest group from now on, in seconds since 1970."""
+    """Earliest possible end of the run, if it trains with the largest worker group from now on; seconds since 1970."""
     reason: str
 
     def describe(self) -> str:

@@ -1,5 +1,5 @@
-"""The base class of all events: its time, the number of the driver's lease, the kind of time to which it is charged, and a line
-of text."""
+"""The base class of all events: time, number of the driver's lease, kind of time (such as waiting for data), and a line of
+text."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class Event:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     kind: ClassVar[str]
-    """The event's name in a journal."""
+    """Name of the event class in the journal, such as ``step`` or ``saved``."""
     charged_to: ClassVar[str] = "other"
-    """Kind of time, one of ``tracking.ledger.KINDS``, to which the time since the previous event is charged."""
+    """Kind of time, one of ``tracking.ledger.KINDS``, under which the ledger counts the time since the previous event."""
     from_controller: ClassVar[bool] = False
-    """Whether the controller posts this event, which may be at any time and not in the order of training."""
+    """True if the driver's controller sends this event. Such events come at any time, even in the middle of a step."""
     time_s: Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e11)] = dataclasses.field(
         default_factory=lambda: time.time()
     )
-    """Seconds since 1970."""
+    """Time of the event in seconds since 1970."""
     term: int = 0
     """Number of the driver's lease (the right to write the run) when the event happened; the first lease is 1."""
 
     def describe(self) -> str:
-        """Return the event as one line for people."""
+        """Return the event as one line of text for users."""
         return self.kind

@@ -1,4 +1,4 @@
-"""All listeners of a run's events as one listener: if one fails, the others still receive the event."""
+"""One listener that passes each event of a run to several listeners. If one of them fails, the others still get the event."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _log = logging.getLogger(__name__)
 class Listeners:
     """Passes each event to all listeners, in order.
 
-    An OSError of a listener (an unreachable store, a closed console) is logged, once per listener until it works again. Any
-    other error is raised after all listeners were called.
+    If a listener raises OSError (such as an unreachable store), the error is logged. Its next errors are not logged until it
+    has worked again. Any other error is raised after all listeners were called.
     """
 
     def __init__(self, listeners: Sequence[Callable[[Event], None]]) -> None:

@@ -11,7 +11,7 @@ class Metric(NamedTuple):
     unit: str
     meaning: str
     tracked: str
-    """Name in MLflow, whose pages group the metrics by the part of the name before ``/``."""
+    """Name in MLflow. MLflow's pages group metrics by the part of the name before ``/``."""
 
 
 STEP_METRICS: dict[str, Metric] = {
@@ -60,8 +60,8 @@ EXTRA_METRICS: dict[str, Metric] = {
     "step_tokens/NAME": Metric("tokens", "valid tokens of source NAME in the step", "train/step_tokens/NAME"),
     "epochs/NAME": Metric("epochs", "how many times the run has read source NAME", "train/epochs/NAME"),
 }
-"""Metrics in ``StepDone.extra``. Metrics of a source, a named part of a dataset (``/NAME``), are reported in runs on 2 to 32
-sources."""
+"""Metrics in ``StepDone.extra``. ``objective/NAME`` is a named part of the loss function. In all other names, ``NAME`` is a
+source (named part of a dataset); these are reported if the run trains on 2 to 32 sources."""
 
 EVAL_METRICS: dict[str, Metric] = {
     "heldout_loss": Metric("nats/token", "loss on held-out rows", "heldout/loss"),
@@ -88,7 +88,7 @@ _OF_SOURCES = "/NAME"
 
 
 def tracked_name(name: str) -> str:
-    """Return the name of a metric in MLflow. A metric that is not in the tables, such as a task's score, keeps its name.
+    """Return the MLflow name of a metric. A metric that is not in this module's tables keeps its name, such as a task's score.
 
     >>> tracked_name("heldout_loss"), tracked_name("loss/wiki"), tracked_name("task/f1")
     ('heldout/loss', 'train/loss/wiki', 'task/f1')
@@ -101,8 +101,8 @@ def tracked_name(name: str) -> str:
 
 
 def grouped_name(name: str) -> str:
-    """Return the name of a metric in MLflow for a run that began with an older version, in which metrics of sources and of
-    energy kept their names.
+    """Return the MLflow name of a metric in a run that an older version began. That version did not rename metrics of sources
+    (names with ``/``), and put energy under ``energy/``.
 
     >>> grouped_name("heldout_loss"), grouped_name("loss/wiki"), grouped_name("energy_j")
     ('heldout/loss', 'loss/wiki', 'energy/energy_j')
@@ -113,5 +113,6 @@ def grouped_name(name: str) -> str:
 
 
 def utilisation(mfu: float) -> str:
-    """Return MFU as text. Above 1 it is "unknown": no device exceeds its peak, so the peak was not known."""
+    """Return MFU (model FLOPs utilization) as text. No device exceeds its peak, so an MFU above 1 means that the peak is not
+    known: the text is then "unknown"."""
     return f"{mfu:.0%}" if mfu <= 1.0 else "unknown (peak not known)"

@@ -1,5 +1,5 @@
-"""Convert events to JSON objects and back. A record of another format, or with an unknown key or an invalid value, is refused.
-A record whose kind of event only another version has raises ``UnknownKind``: readers skip and count such records."""
+"""Convert events to JSON objects (records) and back. A record with another format number, an unknown key or an invalid value
+raises ValueError. A kind of event that this version lacks raises its subclass ``UnknownKind``; readers skip such records."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from springtide.events import controller, saves, steps
 from springtide.events.event import Event
 
 FORMAT = 1
-"""Increase it when a reader of the previous format would misread or refuse a record of the new one. A record without a format
-number is of format 1."""
+"""Format number of a record. Increase it if readers of the previous format would misread or refuse a new record. A record
+without a number has format 1."""
 
 EVENTS: dict[str, type[Event]] = {
     one.kind: one
@@ -24,21 +24,21 @@ EVENTS: dict[str, type[Event]] = {
     for one in vars(module).values()
     if isinstance(one, type) and issubclass(one, Event) and one is not Event
 }
-"""Kind -> class of every event."""
+"""Kind (name of an event in the journal) -> class of the event."""
 LARGEST_INT = 2**53
-"""Limit of whole numbers in a record: from here on float64 cannot represent all of them."""
+"""Whole numbers in a record must be below this, because float64 cannot represent every whole number above it."""
 MOST_WORKERS = 1_000_000
-"""The largest ``world_size``."""
+"""Largest ``world_size`` (number of workers) that a record may contain."""
 _TYPES = {kind: {field.name: str(field.type) for field in dataclasses.fields(one)} for kind, one in EVENTS.items()}
-"""Kind -> field -> its annotation."""
+"""Kind of event -> name of each field -> type annotation of the field, as text."""
 
 
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,39}")
-"""Pattern of the kinds of events of all versions."""
+"""Pattern that the kind of every event matches, in all versions: a short lower-case name."""
 
 
 class UnknownKind(ValueError):
-    """A record's kind of event is not known to this version. ``args``: the kind."""
+    """A record has a kind of event that this version does not know. ``args[0]``: the kind."""
 
     @property
     def kind(self) -> str:
@@ -50,14 +50,14 @@ class UnknownKind(ValueError):
 
 
 def record(event: Event) -> dict[str, Any]:
-    """Return the event as a flat JSON object."""
+    """Return the event as a flat JSON object, the record."""
     return {"kind": event.kind, **dataclasses.asdict(event)}
 
 
 def event(record: dict[str, Any]) -> Event:
-    """Return the event of a ``record``. Numbers that were not finite are null in the record and NaN in the event. Raises
-    UnknownKind for a kind that this version does not have. Raises another ValueError for another format, an unknown key, a
-    value of another type, or a whole number that no run writes."""
+    """Return the event that ``record`` (a JSON object) describes. A null in a number field becomes NaN: the writer replaced NaN
+    and infinity by null. Raises UnknownKind for a kind of event that this version lacks. Raises another ValueError for another
+    format number, an unknown key, a value of a wrong type, or a whole number beyond ``LARGEST_INT`` or ``MOST_WORKERS``."""
     if not isinstance(record, dict):
         raise ValueError(f"not an object: {type(record).__name__}")
     values = dict(record)
@@ -76,7 +76,7 @@ def event(record: dict[str, Any]) -> Event:
 
 @functools.cache
 def _adapter(kind: str) -> TypeAdapter[Event]:
-    """Return the validator for events of this kind; it is built when the first such event is read."""
+    """Return pydantic's validator for events of this kind. It is built when the first event of the kind is read."""
     return TypeAdapter(EVENTS[kind])
 
 

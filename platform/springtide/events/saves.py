@@ -18,13 +18,13 @@ class Saved(Event):
     step: StepsDone
     name: str
     size_bytes: int
-    """Size of the state."""
+    """Size of the whole training state."""
     save_time_s: float
     """Time from the start of the save to its commit; training continues meanwhile."""
     written_bytes: int = 0
-    """The part of the state that had changed and was written."""
+    """Bytes that this save wrote. The rest was unchanged since an earlier checkpoint, which the new one refers to."""
     stall_s: float = 0.0
-    """How long training waited for the save."""
+    """How long training stood still for the save, in seconds."""
 
     def describe(self) -> str:
         size = f"{self.size_bytes / 2**20:.1f} MiB"
@@ -83,7 +83,7 @@ class SnapshotIntervalChanged(Event):
     charged_to: ClassVar[str] = "checkpoint_stall"
     step: StepsDone
     every_steps: int
-    """Steps between snapshots; 0: none are taken for now."""
+    """Steps between two snapshots; 0 if snapshots are switched off for now."""
     reason: str
 
     def describe(self) -> str:
@@ -97,7 +97,7 @@ class Rejected(Event):
 
     kind: ClassVar[str] = "rejected"
     step: StepsDone
-    """The step that the run resumes from instead."""
+    """Step of the older state that the run resumes from instead."""
     name: str
     reason: str
 
@@ -107,13 +107,13 @@ class Rejected(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Left(Event):
-    """A worker group saved its state and ended, so that another group can resume."""
+    """A worker group saved its state and ended early, such as for a changed number of workers. The next group resumes."""
 
     kind: ClassVar[str] = "left"
     charged_to: ClassVar[str] = "resize"
     step: StepsDone
     kept_in: str
-    """Where the state was saved: ``memory`` or ``store``."""
+    """Where the state was saved: ``memory`` (of nodes) or ``store`` (disk or object storage)."""
 
     def describe(self) -> str:
         return (

@@ -18,37 +18,37 @@ class Started(Event):
     step: StepsDone
     world_size: int
     resumed_from: str = ""
-    """Name of the checkpoint that the worker group loaded; empty at the beginning of the run."""
+    """Name of the checkpoint that the worker group loaded, or URL if it is another run's; empty if the weights are new."""
     order_identity: str = ""
     chain: str = ""
-    """The chain (hash over all trained steps) of the state that training continues from, 32 hex digits; empty at step 0."""
+    """Chain (hash over all steps that the loaded state was trained on), 32 hex digits; empty if it was trained on none."""
     skipped_updates: list[OrderStep] = dataclasses.field(default_factory=list)
-    """Steps whose update was skipped in the history of that state, as indexes in the order of batches; at most the newest
-    1000."""
+    """Steps without a weight update (such as spikes) that the loaded state was trained on, as indexes in the order of batches,
+    from 0; at most the newest 1000."""
     num_parameters: int = 0
     flops_per_token: float = 0.0
-    """FLOPs of the model per token, forward and backward."""
+    """FLOPs of the model per trained token, forward and backward, without recomputed activations."""
     hardware_flops_per_token: float = 0.0
-    """``flops_per_token`` plus recomputation in backward."""
+    """``flops_per_token`` plus the FLOPs of activations that backward recomputes."""
     peak_flops: float = 0.0
-    """FLOP/s of one worker's device, the denominator of MFU."""
+    """Peak FLOP/s of one worker's device, by which MFU is computed."""
     peak_source: str = ""
-    """Source of ``peak_flops``, as text."""
+    """Where the value of ``peak_flops`` comes from, as text."""
     remark: str = ""
-    """Remarks for the user on the start of this worker group."""
+    """Remarks for the user about the state that this worker group loaded; empty if there are none."""
     nodes: list[str] = dataclasses.field(default_factory=list)
-    """The node of each rank; empty if unknown."""
+    """Ray node id of each rank, by rank; empty if unknown."""
     markets: list[str] = dataclasses.field(default_factory=list)
-    """Market type of each rank's node according to its labels, such as ``spot``; empty if there is no label."""
+    """Market type of each rank's node from the node's Ray label, such as ``spot``; an empty text for a node without a label."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Phase of rank 0's start-up -> its time. If rank 0's process belonged to an earlier group, the first phase is
-    ``rendezvous``: the time since it left that group [s]."""
+    """Phase of rank 0's start-up -> its duration [s]. If rank 0's process was in an earlier group, the first phase is
+    ``rendezvous``: the time since it left that group."""
     energy_source: str = ""
-    """How the energy of the group's steps is measured, as text (``training/energy.py``); empty if it is not."""
+    """How the energy of this group's steps is measured, as text (``training/energy.py``); empty if it is not measured."""
 
     @property
     def where(self) -> str:
-        """The group's number of workers and nodes, and their market types, as text."""
+        """Number of workers and nodes of the group and their market types as text, such as ``8 workers on 2 nodes, spot``."""
         nodes, markets = len(set(self.nodes)), sorted({one for one in self.markets if one})
         on_nodes = f"{_workers(self.world_size)}" + (f" on {nodes} node{'s' * (nodes != 1)}" if nodes else "")
         return ", ".join((on_nodes, *markets))
@@ -62,7 +62,8 @@ class Started(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepDone(Event):
-    """One optimizer step. ``step`` counts from 1; ``tokens`` is the number of tokens that the run has trained on after it."""
+    """An optimizer step is done. ``step``: its number, from 1. ``tokens``: tokens that the run has trained on, this step
+    included."""
 
     kind: ClassVar[str] = "step"
     step: StepsDone
@@ -78,34 +79,34 @@ class StepDone(Event):
     memory_bytes: int
     world_size: int
     digest: str
-    """16 hex digits over the sample ids that all ranks consumed."""
+    """Digest (checksum) of the ids of all samples that the ranks read in this step, 16 hex digits."""
     updated: bool = True
-    """Whether the weights were updated; False if a gradient was infinite or NaN, or the step was skipped as a spike."""
+    """True if the weights were updated; False if a gradient was infinite or NaN, or the update was skipped as a spike."""
     loss_scale: float = 1.0
     energy_j: float = 0.0
-    """Energy that all ranks used since the previous step, or since their group began; 0 if it is not measured [J]."""
+    """Energy that all ranks used since the previous step of this worker group, or since the group began; 0 if unknown [J]."""
     energy_between_j: float = 0.0
-    """The part of ``energy_j`` used between the two steps: evaluations, saves, waits for data [J]."""
+    """The part of ``energy_j`` used after the previous step and before this one: evaluations, saves, waits for data [J]."""
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Metrics that only some runs report, see ``events.metrics.EXTRA_METRICS``."""
+    """Name -> value of each metric that only some runs report; see ``events.metrics.EXTRA_METRICS``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Monitored(Event):
-    """The state of rank 0's GPU, every 30 s or so. A figure that NVML does not report is None."""
+    """The state of rank 0's GPU, measured about every 30 s. A value that NVIDIA's library NVML does not report is None."""
 
     kind: ClassVar[str] = "monitored"
     step: StepsDone
     utilisation: float | None = None
-    """Fraction of the time, over the last second or less, in which a kernel ran, 0 to 1."""
+    """Fraction of the time in which a kernel ran on the GPU, from 0 to 1, over about the last second."""
     memory_used_bytes: int | None = None
     power_w: float | None = None
     temperature_c: float | None = None
-    """Degrees Celsius."""
+    """Temperature of the GPU in degrees Celsius."""
     clock_mhz: float | None = None
-    """Clock of the GPU's multiprocessors [MHz]."""
+    """Clock rate of the GPU's multiprocessors [MHz]."""
     xids: list[int] = dataclasses.field(default_factory=list)
-    """Numbers of the critical errors (XID) that the GPU's driver reported since the previous ``Monitored`` event."""
+    """Numbers of the critical GPU errors (NVIDIA's XID codes) since the previous ``Monitored`` event."""
 
     def describe(self) -> str:
         figures = (
@@ -122,7 +123,7 @@ class Monitored(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spiked(Event):
-    """A step's loss or gradient norm was far above those of the preceding steps."""
+    """A spike: a step's loss or gradient norm was far above its values in the preceding steps."""
 
     kind: ClassVar[str] = "spiked"
     step: StepsDone
@@ -131,7 +132,7 @@ class Spiked(Event):
     usual: float
     deviations: float
     left_out: bool
-    """Whether the update was skipped."""
+    """True if the weight update of this step was skipped, False if it was applied."""
 
     def describe(self) -> str:
         done = "the update is skipped" if self.left_out else "the update is applied"
@@ -141,14 +142,15 @@ class Spiked(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RolledBack(Event):
-    """The run rolls back to a checkpoint before a spike; the next ``Started`` event names the checkpoint."""
+    """The run returns to a checkpoint before a spike (step with a far too high loss). The next ``Started`` event names it."""
 
     kind: ClassVar[str] = "rolled_back"
     charged_to: ClassVar[str] = "resize"
     step: StepsDone
-    """Steps done when the spike was found; the last of them is the spike."""
+    """Number of steps done when the spike was found. The spike is the last of these steps."""
     skipped: list[OrderStep]
-    """Steps that are newly jumped over, as indexes in the order of batches."""
+    """Steps that the run skips from now on: the spike, and ``optim.rollback_steps`` steps before it, as indexes in the order of
+    batches, from 0."""
     reason: str
 
     def describe(self) -> str:
@@ -158,19 +160,19 @@ class RolledBack(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Miscomputed(Event):
-    """Devices computed different results for the same micro-batch. States since the devices last agreed are abandoned and the
-    worker group ends; the next group resumes from an earlier state."""
+    """Devices computed different results for the same micro-batch. All checkpoints and snapshots after ``agreed_step`` are
+    abandoned. The worker group ends, and the next group resumes from an earlier state."""
 
     kind: ClassVar[str] = "miscomputed"
     charged_to: ClassVar[str] = "other"
     step: StepsDone
-    """The step that was checked."""
+    """The step whose micro-batches were computed twice and compared."""
     ranks: list[int]
-    """Ranks whose device computed wrong results; empty if the devices disagree and no rank can be blamed."""
+    """Ranks whose device computed wrong results; empty if the devices disagree but no majority shows which is wrong."""
     nodes: list[str]
-    """Node of each rank in ``ranks`` or, if that is empty, of each rank that disagrees; empty if the nodes are unknown."""
+    """Node of each rank in ``ranks``. If ``ranks`` is empty: node of each rank that disagrees. Empty if nodes are unknown."""
     agreed_step: StepsDone
-    """Steps done when all devices last agreed."""
+    """Number of steps done before the last check in which all devices computed equal results."""
     reason: str
 
     def describe(self) -> str:
@@ -180,24 +182,24 @@ class Miscomputed(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Waited(Event):
-    """Each rank's wait for data, reported at every save."""
+    """How long each rank has waited for data, reported at every save."""
 
     kind: ClassVar[str] = "waited"
     charged_to: ClassVar[str] = "checkpoint_stall"
     step: StepsDone
     data_waits_s: list[float]
-    """Wait of each rank since this worker group started [s]."""
+    """Total time that each rank has waited for data since its worker group started [s], by rank."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Paused(Event):
-    """Training waits after a step, because the machine does not fulfil ``train.only_when``."""
+    """Training pauses after a step, because the machine does not meet the condition ``train.only_when``."""
 
     kind: ClassVar[str] = "paused"
     step: StepsDone
     reason: str
     until: str
-    """Condition that ends the pause, as text."""
+    """Condition that ends the pause, as text for users."""
 
     def describe(self) -> str:
         return f"step {self.step}: PAUSED, {self.reason}; until {self.until}"
@@ -205,14 +207,14 @@ class Paused(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resumed(Event):
-    """A pause has ended."""
+    """A pause because of ``train.only_when`` has ended."""
 
     kind: ClassVar[str] = "resumed"
     step: StepsDone
     paused_s: float
     """Length of the pause [s]."""
     asked: bool = False
-    """Whether the pause ended early, because of a request to save, stop or leave."""
+    """True if a request to save, stop or leave ended the pause before its condition did."""
 
     def describe(self) -> str:
         why = ", because of a request" if self.asked else ""
@@ -228,7 +230,7 @@ class Straggling(Event):
     rank: int
     node: str
     share: float
-    """Speed of this rank's device over the median speed of the others."""
+    """Speed of this rank's device, as a fraction of the median speed of the other ranks' devices."""
 
     def describe(self) -> str:
         where = f" on node {self.node[:8]}" if self.node else ""
@@ -237,31 +239,32 @@ class Straggling(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluated(Event):
-    """Losses on the held-out sets of a run."""
+    """Losses on the run's held-out sets, the data that it does not train on."""
 
     kind: ClassVar[str] = "evaluated"
     charged_to: ClassVar[str] = "evaluation"
     step: StepsDone
     heldout_loss: float
-    """Loss in nats per token, with the corpora weighted as in the mixture."""
+    """Loss in nats per token: the mean over the held-out sets, weighted like the datasets in the training mixture."""
     heldout_bits_per_byte: float
     rows: int
     ema_heldout_loss: float | None = None
-    """``heldout_loss`` of the averaged weights; None if there are none."""
+    """``heldout_loss`` of the moving average of the weights; None if ``optim.ema_half_life`` is off."""
     tokens: int = 0
-    """Number of tokens that were predicted in these rows."""
+    """Number of tokens in the ``rows`` held-out rows whose loss was computed."""
     corpora: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Name of a held-out set -> its bits per byte."""
+    """Name of a held-out set -> loss on it in bits per byte of text."""
     losses: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Name of a held-out set -> its loss in nats per token."""
+    """Name of a held-out set -> loss on it in nats per token."""
     forgetting: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Held-out set of the run whose weights this one started from -> its loss now minus its loss at step 0 [nats/token]."""
+    """Name of a held-out set of the base run (whose weights this run started from) -> loss now minus loss at step 0
+    [nats/token]."""
     asynchronous: bool = False
-    """Whether training continued during the evaluation."""
+    """True if training continued during the evaluation, False if it waited."""
 
     @property
     def mean_bits_per_byte(self) -> float:
-        """Unweighted mean over the held-out sets, which does not depend on the weights of the mixture."""
+        """Mean bits per byte of all held-out sets, each with equal weight, so that it does not depend on the mixture."""
         found = list(self.corpora.values()) or [self.heldout_bits_per_byte]
         return math.fsum(found) / len(found)
 
@@ -277,7 +280,7 @@ class Evaluated(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampled(Event):
-    """Text that the model wrote after a prompt."""
+    """A sample: text that the model generated after a prompt."""
 
     kind: ClassVar[str] = "sampled"
     step: int
@@ -287,19 +290,19 @@ class Sampled(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profiled(Event):
-    """A profile of rank 0 over the steps up to this one."""
+    """Results of a profile of rank 0, which covers the steps up to ``step``."""
 
     kind: ClassVar[str] = "profiled"
     step: StepsDone
     bound_by: str
     """Kind of work that took most time: ``arithmetic``, ``memory``, ``communication``, ``input`` or ``waiting``."""
     shares: dict[str, float]
-    """Kind of work -> its share of the time."""
+    """Kind of work, as in ``bound_by`` -> its share of the profiled time, from 0 to 1."""
     top: dict[str, float]
-    """Operation -> its share of the time, for those that took most."""
+    """Operation or kernel -> its share of the profiled time, from 0 to 1. Only the few longest operations."""
     advice: str
     trace: str
-    """Location of the trace, for chrome://tracing or Perfetto. It is written while training continues."""
+    """Path or URL of the trace file for chrome://tracing or Perfetto. The file is written while training continues."""
 
     def describe(self) -> str:
         each = ", ".join(f"{kind} {share:.0%}" for kind, share in self.shares.items() if share >= 0.005)
@@ -322,7 +325,7 @@ class Warned(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stopped(Event):
-    """Training ended: ``finished``, ``stopped`` (on request) or ``failed``."""
+    """Training ended. ``status``: ``finished`` (last step done), ``stopped`` (a user asked for it) or ``failed``."""
 
     kind: ClassVar[str] = "stopped"
     step: int

@@ -1,7 +1,8 @@
-"""Import and export of models in the formats of transformers and PEFT, by tables of tensor names and streams of byte ranges.
+"""Import and export of models in the formats of transformers and PEFT. Tables map the names of tensors; tensors are copied as
+ranges of bytes.
 
-In this package "their" and "theirs" mean transformers', "our" and "ours" springtide's. Layer rule: no more than a few rows of
-one tensor are in memory. All names, types and offsets in an untrusted file are checked before its tensors are read.
+In this package "their" and "theirs" mean transformers', "our" and "ours" springtide's. Layer rule: at most a few rows of one
+tensor are in memory at a time. All names, types and offsets in an untrusted file are checked before its tensors are read.
 """
 
 from springtide.hf.adapters import export_adapter

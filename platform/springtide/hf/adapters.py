@@ -1,4 +1,5 @@
-"""Export of low-rank adapters: merged into the adapted matrices while these are read, or as a folder that PEFT loads."""
+"""Export of low-rank adapters. Either the adapter is merged into the adapted matrices while they are read, or it is written as
+a folder that PEFT loads."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from springtide.storage import Folder, to_json
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PEFT_NAMES = {LORA_A: "lora_A.weight", LORA_B: "lora_B.weight", MAGNITUDE: "lora_magnitude_vector"}
-"""Last part of springtide's name of an adapter tensor -> last part of PEFT's name of the tensor."""
+"""Last part of an adapter tensor's name in springtide -> last part of its name in PEFT."""
 _MODEL, _WEIGHT = "model/", ".weight"
 BASE_TYPE = "base_precision"
 """Key in the model card: the precision in which an adapter's frozen base weights were stored."""
@@ -44,7 +45,7 @@ _BASE_TYPES = {
 
 
 def with_merged_adapter(source: Source, model: ModelConfig, name: str) -> Source:
-    """Return the weights of checkpoint ``name``, with the adapter merged if there is one. Raises CheckpointError if the
+    """Return the weights of checkpoint ``name`` to export, with its adapter merged if it has one. Raises CheckpointError if the
     checkpoint's adapter does not fit ``model``."""
     if model.adapter == "none":
         return source
@@ -53,7 +54,9 @@ def with_merged_adapter(source: Source, model: ModelConfig, name: str) -> Source
     left = {one: pieces for one, pieces in source.tensors.items() if one not in adapter}
     merge = _Merge(source.folder, adapter, model.adapter_alpha / model.adapter_rank)
     if source.dtype is None and model.base_precision != "fp32":
-        source = source._replace(dtype=torch.float32)  # rounded again, W would lose small changes by the adapter
+        # export fp32: base weights stored in bf16 or 4 bits, rounded again after the merge, would lose small changes by the
+        # adapter
+        source = source._replace(dtype=torch.float32)
     return source._replace(tensors=left, merge=merge, packed=packed)
 
 
@@ -73,8 +76,8 @@ def export_adapter(
         model: the ``model`` section of the config that the checkpoint was saved with.
         facts: origin of the checkpoint, for the model card.
         base: folder, URL or name of the adapter's base model, for PEFT.
-        dtype: as in ``export_checkpoint``.
-        ema: as in ``export_checkpoint``.
+        dtype: a key of ``export_files.DTYPES``; empty: the stored dtype.
+        ema: write the averaged weights (``optim.ema_half_life``) in place of the weights.
 
     Raises:
         ConfigError: the model has no adapter, no architecture of transformers computes it, PEFT cannot express the
@@ -104,7 +107,8 @@ def export_adapter(
         }
         begin(to, facts, [PEFT_WEIGHTS, *small])
         written = {PEFT_WEIGHTS: write_file(source, to, PEFT_WEIGHTS, list(entries), entries)}
-    for file, text in small.items():  # in this order: adapter_config.json is last
+    # write the files in this order: adapter_config.json last, because programs load a folder that has it
+    for file, text in small.items():
         to.write(file, text)
         written[file] = len(text.encode())
     to.write_json(MARKER, {**facts, "complete": True, "files": written})
@@ -117,13 +121,13 @@ def export_adapter(
 
 
 class _Merge:
-    """Callable that merges a checkpoint's adapter into rows of the adapted matrices, as ``Source.merge``."""
+    """Callable that merges a checkpoint's adapter into rows of the adapted matrices; used as ``Source.merge``."""
 
     def __init__(self, folder: Folder, adapter: Mapping[str, list[Piece]], scale: float) -> None:
         self._folder, self._adapter, self._scale = folder, adapter, scale
         self._a: tuple[str, Tensor] = "", torch.empty(0)
-        """Name prefix and value of the adapter matrix A that was read last. The adapter is merged into some rows of a matrix at
-        a time, and each time all of A is needed."""
+        """The adapter matrix A that was read last: its name prefix and its value. It is kept because a matrix is merged a few
+        rows at a time, and each time all of A is needed."""
 
     def __call__(self, ours: str, box: Box, rows_OI: Tensor) -> Tensor:
         prefix = _MODEL + ours.removesuffix(_WEIGHT)
@@ -161,26 +165,27 @@ def _check(adapter: Mapping[str, list[Piece]], source: Source, model: ModelConfi
     if wanted != found:
         differs = sorted(one for one in wanted.keys() | found.keys() if wanted.get(one) != found.get(one))
         told = f"{differs[0]} is {found.get(differs[0], 'missing')} there and {wanted.get(differs[0], 'missing')} by it"
-        raise CheckpointError(f"{name} holds another adapter than its config says: {told}")
+        raise CheckpointError(f"checkpoint {name} does not hold the adapter that its config describes: {told}")
     return decoder
 
 
 def _modules(family: Family, model: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield the names of our matrices, each with the name of its module in transformers. Leaves out matrices of which
-    transformers joins several into one."""
+    """Yield each matrix of springtide's decoder: its name, and the name of its module in transformers. Matrices that
+    transformers joins with others into one are left out."""
     for match in family.tensors(model):
         if len(match.ours) == 1 and match.theirs.endswith(_WEIGHT):
             yield match.ours[0], match.theirs.removesuffix(_WEIGHT)
 
 
 def _matrix(name: str) -> str:
-    """Return the name of the matrix that belongs to the adapter tensor ``name``."""
+    """Return the name of the matrix that the adapter tensor ``name`` adapts."""
     return name.removeprefix(_MODEL).rpartition(".")[0] + _WEIGHT
 
 
 def _matches(adapter: Mapping[str, list[Piece]], places: Mapping[str, str]) -> Iterator[Match]:
-    """Yield PEFT's adapter tensors, each with our tensor. Raises ConfigError if an adapted matrix of ours is only some rows of
-    a matrix of transformers. ``places``: our matrix -> module of transformers."""
+    """Yield each adapter tensor as PEFT names it, matched with springtide's tensor. Raises ConfigError if transformers joins an
+    adapted matrix with others into one, because PEFT cannot adapt only some rows. ``places``: name of springtide's matrix ->
+    module of transformers."""
     for one in adapter:
         if (matrix := _matrix(one)) not in places:
             problem = f"cannot say that {matrix} is adapted, a part of a matrix there"

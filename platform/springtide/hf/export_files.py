@@ -33,13 +33,13 @@ from springtide.storage import Folder
 MARKER = "springtide.json"
 """File that marks a folder as an export. It records the origin, and whether the export is complete."""
 PART_BYTES = 16 * 2**20
-"""Most bytes of a part, the rows that are read or written at a time, unless a single row is larger."""
+"""Largest number of bytes that are read or written at a time (a part: some rows of a tensor), unless a single row is larger."""
 _AHEAD = 2
-"""Number of parts (blocks of rows) that are read ahead of the part that is being written."""
+"""Number of parts (blocks of rows) that are read ahead while an earlier part is written."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Option ``dtype`` of an export -> type that weights are written in."""
+"""Option ``dtype`` of an export -> dtype in which weights are written."""
 _LAST = ("config.json", "adapter_config.json")
-"""Config files, written last and removed first: no program loads a folder without one."""
+"""Config files. They are written last and removed first, because programs load only a folder that has one."""
 _OURS = re.compile(
     r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|config\.json|README\.md|tokenizer(_config)?\.json"
     r"|chat_template\.jinja|generation_config\.json|adapter_model\.safetensors|adapter_config\.json)"
@@ -53,7 +53,7 @@ class Exported(NamedTuple):
     architecture: str
     checkpoint: str
     size_bytes: int
-    """Size of all weights."""
+    """Size of all written weights [bytes]."""
     remarks: tuple[str, ...]
     """Sentences for the user, such as that no tokenizer was found."""
 
@@ -70,21 +70,24 @@ class Source(NamedTuple):
     dtype: torch.dtype | None
     """Dtype to write; None: each tensor's stored dtype."""
     buffers: list[Tensor]
-    """uint8 memory to read into, used in turn. Empty if the writer may still use the last part when it requests the next."""
+    """uint8 buffers to read into, used in turn. Empty for an object store: its writer may still use one block of rows when it
+    requests the next, so a buffer must not be overwritten."""
     merge: Callable[[str, Box, Tensor], Tensor]
-    """Function that returns rows of a matrix with the adapter merged, fp32; without an adapter it returns them unchanged."""
+    """Function that merges the adapter into rows of a matrix and returns them, fp32. Without an adapter it returns the rows
+    unchanged."""
     packed: Mapping[str, tuple[int, int]] = _NONE
-    """Name -> unpacked shape of matrices stored in 4 bits (``model.base_precision``). Such matrices are read as fp32."""
+    """Matrices stored in 4 bits (``model.base_precision``): name -> unpacked shape. They are read as fp32."""
 
     def kind(self, ours: str) -> tuple[str, tuple[int, ...]]:
-        """Return the type and the shape in which our tensor ``ours`` is read."""
+        """Return the dtype and the shape in which springtide's tensor ``ours`` is read."""
         piece = self.tensors[f"model/{ours}"][0]
         return ("F32", self.packed[ours]) if ours in self.packed else (piece.dtype, piece.shape)
 
     @classmethod
     def open(cls, run: Folder, name: str, manifest: Manifest, to: Folder, dtype: str, ema: bool) -> Source:
-        """Read the indexes of checkpoint ``name`` of ``run``. ``dtype``: a key of DTYPES, empty: the stored dtype; ``ema``: use
-        the averaged weights. Raises ConfigError, CheckpointError and MissingAverage."""
+        """Read from the checkpoint's indexes where the tensors of checkpoint ``name`` of ``run`` are stored. ``dtype``: a key
+        of DTYPES; empty: the stored dtype. ``ema``: use the averaged weights. Raises ConfigError, CheckpointError and
+        MissingAverage."""
         if dtype and dtype not in DTYPES:
             remedy = "omit it for the stored type"
             raise ConfigError(explain("dtype", dtype, f"is not one of {', '.join(DTYPES)}", remedy))
@@ -95,21 +98,22 @@ class Source(NamedTuple):
 
 
 def entries_of(source: Source, matches: Iterable[Match], name: str, what: str) -> dict[Entry, Match]:
-    """Return the tensors to write, in order, each with its match: the names of our tensors that it is made of. Raises
-    CheckpointError if checkpoint ``name`` has other tensors than ``matches``. ``what``: the model's name for this error."""
+    """Return the tensors to write, in order. Each is mapped to its match: the names of the checkpoint's tensors that are joined
+    to it. Raises CheckpointError if checkpoint ``name`` has other tensors than ``matches``. ``what``: name of the model in the
+    error message."""
     matches = list(matches)
     expected = {f"model/{one}" for match in matches for one in match.ours}
     missing, extra = sorted(expected - source.tensors.keys()), sorted(source.tensors.keys() - expected)
     if missing or extra:
         told = [f"lacks {', '.join(missing[:3])}"] if missing else []
         told += [f"has {', '.join(extra[:3])}, which {what} does not"] if extra else []
-        raise CheckpointError(f"{name} is of another model than its config: it {' and '.join(told)}")
+        raise CheckpointError(f"checkpoint {name} does not fit the model of its config: it {' and '.join(told)}")
     found: dict[Entry, Match] = {}
     for match in matches:
         types, shapes = zip(*map(source.kind, match.ours), strict=True)
         shape = (sum(part[0] for part in shapes), *shapes[0][1:])
         if any(part[1:] != shape[1:] for part in shapes):
-            raise CheckpointError(f"{name}: the tensors of {match.theirs} have different widths")
+            raise CheckpointError(f"checkpoint {name}: the tensors to join as {match.theirs} have different widths")
         dtype = type_name(source.dtype) if source.dtype is not None else types[0]
         found[Entry(match.theirs, dtype, shape)] = match
     return found
@@ -128,8 +132,8 @@ def check_target(to: Folder) -> None:
 
 
 def begin(to: Folder, facts: Mapping[str, Any], files: Sequence[str]) -> None:
-    """Mark the folder ``to`` as an export in progress. Remove the files of an earlier export, first its config file, so that no
-    program loads the folder meanwhile."""
+    """Mark the folder ``to`` as an export in progress, and remove the files of an earlier export. Its config file is removed
+    first, so that no program loads the incomplete folder."""
     before = set(to.names())
     to.write_json(MARKER, {**facts, "complete": False, "files": sorted(files)})
     for name in sorted((one for one in before if _OURS.fullmatch(one)), key=lambda one: one not in _LAST):
@@ -148,7 +152,8 @@ def facts_of(manifest: Manifest, name: str, family: Family, dtype: str, ema: boo
 
 
 def write_file(source: Source, to: Folder, file: str, group: Sequence[Entry], entries: Mapping[Entry, Match]) -> int:
-    """Write the tensors ``group`` to a safetensors file; return its size [bytes]."""
+    """Write the tensors ``group`` to a safetensors file and return its size [bytes]. ``entries``: tensor to write -> the
+    checkpoint's tensors that it is made of."""
     header = header_of(group, {"format": "pt"})
     size = len(header) + sum(one.size_bytes for one in group)
     parts = itertools.chain([memoryview(header)], read_ahead(_reads(source, group, entries)))
@@ -159,7 +164,7 @@ def write_file(source: Source, to: Folder, file: str, group: Sequence[Entry], en
 def _reads(
     source: Source, group: Sequence[Entry], entries: Mapping[Entry, Match]
 ) -> Iterator[Callable[[], memoryview]]:
-    """Yield a function for each part (block of rows) of a file, in order; the function reads the part."""
+    """Yield, for each part (block of rows) of a file in order, a function that reads the part."""
     turn = itertools.cycle(source.buffers or [torch.empty(0, dtype=torch.uint8)])
     for entry in group:
         for ours in entries[entry].ours:
@@ -169,15 +174,15 @@ def _reads(
 
 
 def _read(source: Source, ours: str, box: Box, entry: Entry, buffer: Tensor) -> memoryview:
-    """Return the verified bytes of ``box`` (a range of rows) of our tensor ``ours``, in the dtype of ``entry``. Uses ``buffer``
-    if the rows fit into it."""
+    """Return the verified bytes of ``box`` (a range of rows) of the checkpoint's tensor ``ours``, in the dtype of ``entry``.
+    They are read into ``buffer`` if they fit."""
     tensor = converted(read_rows(source, ours, box, buffer), type_of(entry.dtype), entry.name)
     return raw(tensor).numpy().data
 
 
 def read_rows(source: Source, ours: str, box: Box, buffer: Tensor) -> Tensor:
-    """Return the verified rows ``box`` of our tensor ``ours``, read into ``buffer`` if they fit. The dtype is the stored dtype,
-    or fp32 if an adapter was merged or the rows were stored in 4 bits."""
+    """Return the verified rows ``box`` (a range of rows) of the checkpoint's tensor ``ours``, read into ``buffer`` if they fit.
+    The dtype is the stored dtype, or fp32 if an adapter was merged or the rows were stored in 4 bits."""
     pieces = source.tensors[f"model/{ours}"]
     if ours in source.packed:
         width = pieces[0].shape[1]
@@ -193,7 +198,8 @@ def read_rows(source: Source, ours: str, box: Box, buffer: Tensor) -> Tensor:
 
 
 def converted(tensor: Tensor, wanted: torch.dtype, name: str) -> Tensor:
-    """Return rows of the tensor ``name`` in the dtype ``wanted``. Raises ConfigError for a number outside the range of fp16."""
+    """Return rows of the tensor ``name``, converted to the dtype ``wanted``. Raises ConfigError if a number is outside the
+    range of fp16."""
     if tensor.dtype == wanted:
         return tensor
     tensor = tensor.to(wanted)
@@ -204,7 +210,8 @@ def converted(tensor: Tensor, wanted: torch.dtype, name: str) -> Tensor:
 
 
 def read_ahead(reads: Iterable[Callable[[], memoryview]]) -> Iterator[memoryview]:
-    """Call each of ``reads`` and yield its result, in order, while a thread already runs the next calls."""
+    """Call each of ``reads`` and yield its result, in order. A thread already runs the next calls while the consumer uses a
+    result."""
     left, running = iter(reads), collections.deque[Future[memoryview]]()
     with ThreadPoolExecutor(1, "springtide-export") as thread:
         while True:
@@ -234,7 +241,7 @@ _ROWS = {
 
 
 def card(facts: Mapping[str, Any], has_end: bool) -> str:
-    """Return README.md, the model card, of an export. ``facts``: content of the export's springtide.json; ``has_end``: whether
+    """Return README.md of an export, its model card. ``facts``: content of the export's springtide.json; ``has_end``: True if
     the id that ends a text is known."""
     library = "peft" if "base" in facts else "transformers"
     lines = ["---", f"library_name: {library}", "pipeline_tag: text-generation", "tags:", "- springtide", "---", ""]

@@ -1,7 +1,9 @@
-"""Tables of the dense model families of transformers that our decoder can compute: names of tensors and of config keys. Pure.
+"""Tables of the dense model families of transformers that springtide's decoder can compute: names of tensors and of config
+keys. Pure: no files are read.
 
 A family lists the fields of ``ModelConfig`` that its architecture fixes (``fixed``). It maps transformers' config keys to our
-fields, and transformers' tensors to ours. Import and export read the same tables. "Their" means transformers'.
+fields, and transformers' tensors to ours. Import and export read the same tables. "Their" means transformers', "our"
+springtide's.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ _FUSED: dict[str, str | tuple[str, ...]] = {
 
 
 class Match(NamedTuple):
-    """A tensor of transformers, and our tensors that it consists of, joined along their rows."""
+    """A tensor of transformers, and the tensors of springtide's decoder that are joined along their rows to make it."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -89,33 +91,38 @@ class Family:
     """Name of the architecture, as in ``architectures`` of a config.json."""
     model_type: str
     layer_names: Mapping[str, str | tuple[str, ...]]
-    """Names within a layer: transformers' tensor -> our tensor, or the tensors of ours that it joins along their rows."""
+    """Names of a layer's tensors: transformers' name -> springtide's name. If transformers joins several tensors along their
+    rows, it maps to all of them."""
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of ModelConfig -> value in all models of the family. FIXED_FIELDS that are not listed have Llama 2's values."""
+    """Fields of ModelConfig with a fixed value in all models of the family. Fields of FIXED_FIELDS that are not listed here
+    have Llama 2's values."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Key of transformers -> value if a config.json omits the key; None leaves our field unset."""
+    """Key of transformers' config -> value that counts if a config.json omits the key. None: the field of ModelConfig is not
+    set."""
     more_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Key of config.json -> field of ModelConfig, for this family in addition to KEYS."""
+    """Further keys of this family, in addition to KEYS: key of config.json -> field of ModelConfig."""
     only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    """Key of transformers -> values with which transformers computes the same as our decoder."""
+    """Key of transformers' config -> the only values that are supported: with these transformers computes the same as
+    springtide's decoder."""
     activation_key: str = "hidden_act"
     activations: tuple[str, ...] = ("silu",)
-    """Names that a config.json may give to the family's activation; exports write the first."""
+    """All names that a config.json may use for the family's activation. Exports write the first name."""
     windows: str = "none"
-    """Which layers have a window: ``none``; ``all``: all if the config has a window; ``mixed``: those that layer_types names;
-    ``qwen``: as ``mixed``, but only if use_sliding_window is true."""
+    """Rule for the layers that have a window. ``none``: no layer. ``all``: every layer, if the config sets a window. ``mixed``:
+    those that layer_types names, or by a repeated pattern without layer_types. ``qwen``: as layer_types or max_window_layers
+    say, but only if use_sliding_window is true."""
     global_every: int = 0
-    """For ``mixed``: ModelConfig.global_every if a config.json has no layer_types."""
+    """For ``mixed`` windows: every how many layers a layer is global, if a config.json does not say so."""
     rope_by_layer_type: bool = False
-    """Whether local layers (with a window) have other rotary parameters than global layers."""
+    """True if local layers (with a window) have other rotary parameters than global layers."""
     scalings: tuple[str, ...] = ("none", "linear", "llama3", "yarn")
     """Values of model.rope_scaling that the family supports."""
     partial_rotary: bool = False
-    """Whether a model may rotate only a part of each head."""
+    """True if a model may rotate only the first features of each head (partial_rotary_factor below 1)."""
     theta: float = 10_000.0
-    """Value of rope_theta if a config.json has none."""
+    """Value of rope_theta (rotary base) if a config.json omits it."""
     local_theta: float = 0.0
-    """Default of rope_local_base_freq, the rotary base of local layers; 0: the base of global layers."""
+    """Rotary base of local layers (with a window) if a config.json omits rope_local_base_freq; 0: the base of global layers."""
 
     @property
     def keys(self) -> dict[str, str]:
@@ -181,7 +188,7 @@ FAMILIES: dict[str, Family] = {
             _LLAMA,
             fixed=_GEMMA_FIXED,
             defaults={**_GEMMA_DEFAULTS, "rms_norm_eps": 1e-6},
-            activations=(*_TANH, "gelu"),  # the first releases wrote gelu and computed its tanh approximation
+            activations=(*_TANH, "gelu"),  # early releases name the activation gelu, but compute its tanh approximation
         ),
         Family(
             "Gemma2ForCausalLM",
@@ -202,7 +209,8 @@ FAMILIES: dict[str, Family] = {
             fixed={**_GEMMA_FIXED, "norms": "both", "qk_norm": "head"},
             defaults={**_GEMMA_DEFAULTS, **_GEMMA3_DEFAULTS, "rms_norm_eps": 1e-6},
             more_keys={key: field for key, field in GEMMA_KEYS.items() if key != "attn_logit_softcapping"},
-            only={"attn_logit_softcapping": (None,)},  # transformers' Gemma 3 never uses this key
+            # transformers' Gemma 3 ignores this key, so only null is supported
+            only={"attn_logit_softcapping": (None,)},
             activation_key="hidden_activation",
             activations=_TANH,
             windows="mixed",
@@ -231,7 +239,7 @@ FAMILIES: dict[str, Family] = {
         ),
     )
 }
-"""Architecture -> family. An export uses the first family that computes the same as the exported model."""
+"""Architecture -> family. If several families compute the same as the exported model, an export uses the first."""
 
 FIXED_FIELDS = {
     "activation": "silu",

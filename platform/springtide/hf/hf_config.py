@@ -1,6 +1,7 @@
-"""Convert the config.json of transformers to our ``ModelConfig``, and back. Pure.
+"""Convert the config.json of transformers to springtide's ``ModelConfig``, and back. Pure: no files are read.
 
-A setting that our decoder does not compute raises ConfigError with key, value and remedy. So does an unknown key.
+A setting that springtide's decoder does not compute raises ConfigError with key, value and remedy. An unknown key raises it,
+too.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _HARMLESS = frozenset(
         *("exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
     }
 )
-"""Keys that change nothing in what the model computes. Code that ``auto_map`` names is never run. transformers 4 also wrote
-defaults of text generation into config.json."""
+"""Keys that do not change what the model computes. Code that ``auto_map`` names is never run. The keys of text generation are
+here because transformers 4 also wrote them into config.json."""
 _READ_ELSEWHERE = frozenset(
     {
         *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
@@ -67,7 +68,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "full_attn_mod": (1, None),
     "interpolate_factor": (1, None),
 }
-"""Key of config.json -> the values that our decoder computes."""
+"""Key of config.json -> the only values that springtide's decoder computes. Other values are refused."""
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _REMEDIES = {
     "quantization_config": "import the model before it was quantised, or dequantise it and save it again",
@@ -77,13 +78,14 @@ _OTHER = "import a model without it: this decoder does not compute it"
 
 
 def family_of(config: Any, where: str = FILE) -> Family:
-    """Return the family of a config.json. Raises ConfigError for an unknown architecture; the message has
-    the known architectures and the nearest."""
+    """Return the family of a config.json. Raises ConfigError for an unknown architecture; the message lists the known
+    architectures and suggests the nearest."""
     known = ", ".join(FAMILIES)
     if not isinstance(config, dict):
         raise ConfigError(explain(where, config, "is not a JSON object", "give the config.json of a model"))
     names = config.get("architectures")
-    if names is None:  # config saved without a model, by PreTrainedConfig.save_pretrained
+    # the config was saved without a model, by PreTrainedConfig.save_pretrained, and names no architecture
+    if names is None:
         names = [one.architecture for one in FAMILIES.values() if one.model_type == config.get("model_type")]
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         problem = "does not name one architecture"
@@ -111,7 +113,7 @@ def read_config(config: Any, where: str = FILE) -> tuple[Family, ModelConfig]:
     fields: dict[str, Any] = dict(family.fixed)
     for key, field in family.keys.items():
         value = config.get(key)
-        usual = None if key in _CAPS and key in config else family.defaults.get(key)  # an explicit null cap is no cap
+        usual = None if key in _CAPS and key in config else family.defaults.get(key)  # a cap that is null means no cap
         fields[field] = usual if value is None else _number(key, value, where)
     needed = [key for key, field in family.keys.items() if fields[field] is None and key in _NEEDED]
     if needed:
@@ -137,7 +139,7 @@ _NEEDED = {
 
 
 def _fill_in(fields: dict[str, Any]) -> None:
-    """Set ``fields`` that a config.json may omit, and normalise values to the form of ModelConfig."""
+    """Set those ``fields`` of ModelConfig that a config.json may omit, and convert values to the form of ModelConfig."""
     fields["num_kv_heads"] = fields["num_kv_heads"] or fields["num_heads"]
     fields["tied_head"] = bool(fields["tied_head"])
     width = fields["dim"] // fields["num_heads"]
@@ -153,7 +155,7 @@ def _fill_in(fields: dict[str, Any]) -> None:
 
 
 def _check_key(family: Family, key: str, value: Any, where: str) -> None:
-    """Raise ConfigError if our decoder does not compute the key's value, or the key is not known."""
+    """Raise ConfigError if the key is unknown, or springtide's decoder does not compute its value."""
     named = f"{where}: {key}"
     if key in ("hidden_act", "hidden_activation"):
         if value not in (None, *family.activations):
@@ -167,13 +169,15 @@ def _check_key(family: Family, key: str, value: Any, where: str) -> None:
 
 
 def _number(key: str, value: Any, where: str) -> Any:
-    """Return a flag as bool, a count as int, any other number as float. Raises ConfigError for a value out of its limits."""
+    """Return the value of a key: a flag as bool, a count as int, any other number as float. Raises ConfigError if it is outside
+    its limits."""
     named = f"{where}: {key}"
     if key == "tie_word_embeddings":
         if not isinstance(value, bool):
             raise ConfigError(explain(named, value, "is not true or false", "correct the file"))
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:  # also refuses NaN
+    # written so that NaN is refused, too
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:
         raise ConfigError(explain(named, value, "is not a number", "correct the file"))
     if key == "rms_norm_eps" or key in _CAPS:
         if not 0 < value < _MOST:
@@ -186,7 +190,7 @@ def _number(key: str, value: Any, where: str) -> Any:
 
 
 def _windows(family: Family, config: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields ``window`` and ``global_every``; an empty dict if no layer has a window."""
+    """Return the fields ``window`` (tokens) and ``global_every`` of ModelConfig; an empty dict if no layer has a window."""
     window = config.get("sliding_window")
     if family.windows == "none":
         if window is not None or config.get("use_sliding_window"):
@@ -200,7 +204,8 @@ def _windows(family: Family, config: Mapping[str, Any], fields: Mapping[str, Any
         return {}
     window = _number("sliding_window", window, where)
     if FULL not in types:
-        # all layers are local, but have own rotary tables only if global_every > 0: make it larger than the layer count
+        # All layers are local. In this family local layers have their own rotary tables, which the decoder makes only if
+        # global_every > 0: set it above the number of layers, so that no layer becomes global
         return {"window": window, "global_every": len(types) + 1 if family.rope_by_layer_type else 0}
     every = types.index(FULL) + 1
     expected = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(len(types))]
@@ -221,7 +226,7 @@ def _layer_types(family: Family, config: Mapping[str, Any], layers: int, window:
             raise ConfigError(explain(f"{where}: sliding_window", None, problem, "correct the file"))
         return [str(one) for one in types]
     if types is not None:
-        raise ConfigError(explain(f"{where}: layer_types", types, f"is not of {family.architecture}", _OTHER))
+        raise ConfigError(explain(f"{where}: layer_types", types, f"is not a key of {family.architecture}", _OTHER))
     if window is None and family.windows != "mixed":
         return [FULL] * layers
     if family.windows == "all":
@@ -252,7 +257,8 @@ def choose_family(model: ModelConfig) -> Family:
 
 
 def misfits(family: Family, model: ModelConfig) -> list[str]:
-    """Return the settings of ``model`` that ``family`` does not compute, each with the reason; empty if there are none."""
+    """Return the settings of ``model`` that transformers' ``family`` does not compute, each as text with the reason; empty if
+    it computes all."""
     if model.source:
         return [f"model.source names a model of your own: {model.source}"]
     found = []
@@ -284,8 +290,8 @@ def misfits(family: Family, model: ModelConfig) -> list[str]:
 def written_config(
     family: Family, model: ModelConfig, vocab_size: int, dtype: str, end_ids: Sequence[int], bos_id: int | None
 ) -> dict[str, Any]:
-    """Return the config.json of ``model`` in ``family``. ``vocab_size``: rows of the embedding; ``dtype``: torch's name of the
-    weights' dtype; ``end_ids``: ids that end a text or a turn, empty if unknown; ``bos_id``: None if unknown."""
+    """Return the config.json for ``model`` as a model of ``family``. ``vocab_size``: rows of the embedding; ``dtype``: torch's
+    name of the weights' dtype; ``end_ids``: ids that end a text or a turn, empty if unknown; ``bos_id``: None if unknown."""
     found: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     for key, field in family.keys.items():
         found[key] = getattr(model, field)
@@ -311,7 +317,8 @@ def written_config(
     return found | {"dtype": dtype, "torch_dtype": dtype}  # transformers 4 reads torch_dtype
 
 
-# Read and write the rotary parameters of a config.json, in the forms of transformers 4 and 5. Pure.
+# Read and write the rotary parameters of a config.json, as transformers 4 and transformers 5 write them. Pure: no files are
+# read.
 
 _LEGACY = {"factor": "rope_factor", "original_max_position_embeddings": "rope_original_length"}
 _LLAMA3 = {"low_freq_factor": "rope_low_freq_factor", "high_freq_factor": "rope_high_freq_factor"}
@@ -322,23 +329,23 @@ _OF_TYPE: dict[str, dict[str, str]] = {
     "yarn": _LEGACY,
     "longrope": {"original_max_position_embeddings": "rope_original_length"},
 }
-"""Value of ``model.rope_scaling`` -> parameter of transformers -> field of ModelConfig."""
+"""Value of ``model.rope_scaling`` -> its parameters: transformers' name -> field of ModelConfig."""
 _YARN_ONLY: dict[str, tuple[Any, ...]] = {
     "beta_fast": (32, None),
     "beta_slow": (1, None),
     "truncate": (True, None),
 }
-"""Parameter of YaRN -> the values that our decoder computes."""
+"""Parameter of YaRN scaling -> the only values that springtide's decoder computes."""
 _FACTORS = {"short_factor": "rope_short_factors", "long_factor": "rope_long_factors"}
 _MOST_FACTORS = 2**12
 _LENGTH = "original_max_position_embeddings"
 _PHI3_LENGTH = 4096
-"""original_max_position_embeddings of a Phi 3 whose config.json omits it."""
+"""Value of original_max_position_embeddings for a Phi 3 whose config.json omits it."""
 
 
 def read_rope(family: Family, config: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the rotary fields of ModelConfig. ``fields``: the fields read so far. Raises ConfigError for a setting that
-    our decoder does not compute."""
+    """Return the rotary fields of ModelConfig. ``fields``: the fields of ModelConfig read so far. Raises ConfigError for a
+    setting that springtide's decoder does not compute."""
     theta = _positive(config.get("rope_theta"), f"{where}: rope_theta", family.theta)
     given, named = config.get("rope_parameters"), f"{where}: rope_parameters"
     if config.get("rope_scaling") not in (None, {}):
@@ -351,15 +358,15 @@ def read_rope(family: Family, config: Mapping[str, Any], fields: Mapping[str, An
         found = _read_one(family, given, theta, config, named)
         if found.get("rope_scaling", "none") != "none" and fields.get("window") and fields.get("global_every"):
             raise ConfigError(
-                explain(named, given, "is computed in global layers only, here in local ones too", _OTHER)
+                explain(named, given, "scales local layers too, and the decoder scales only global ones", _OTHER)
             )
         return found
     local_theta = family.local_theta or theta
     if given.keys() & {SLIDING, FULL}:
         if extra := given.keys() - {SLIDING, FULL}:
-            raise ConfigError(explain(named, sorted(extra), "is neither of local nor of global layers", _OTHER))
+            raise ConfigError(explain(named, sorted(extra), "names neither local nor global layers", _OTHER))
         both = given
-    else:  # the form of transformers 4, whose parameters are of global layers only
+    else:  # the form of transformers 4: its rotary parameters apply to global layers only
         local = _positive(config.get("rope_local_base_freq"), f"{where}: rope_local_base_freq", local_theta)
         both = {FULL: given, SLIDING: {"rope_type": "default", "rope_theta": local}}
     found = _read_one(family, both.get(FULL) or {}, theta, config, f"{named}.{FULL}")
@@ -367,15 +374,15 @@ def read_rope(family: Family, config: Mapping[str, Any], fields: Mapping[str, An
     if not fields.get("window"):
         return found
     if local_found["rope_scaling"] != "none":
-        raise ConfigError(explain(f"{named}.{SLIDING}", both[SLIDING], "is scaled in local layers", _OTHER))
+        raise ConfigError(explain(f"{named}.{SLIDING}", both[SLIDING], "scales the positions of local layers", _OTHER))
     same = local_found["rope_theta"] == found["rope_theta"]
     return {**found, "local_rope_theta": 0.0 if same else local_found["rope_theta"]}
 
 
 def _check_same(parameters: Any, scaling: Any, where: str) -> None:
-    """Raise ConfigError if rope_parameters (transformers 5) and rope_scaling (4) disagree about the global layers."""
+    """Raise ConfigError if rope_parameters (transformers 5) and rope_scaling (transformers 4) differ for the global layers."""
     if not isinstance(parameters, dict) or not isinstance(scaling, dict) or not parameters:
-        return  # only one of them is given, or one is invalid, which other checks refuse
+        return  # only one form is given, or one is invalid: other checks refuse an invalid one
     full = parameters.get(FULL)
     forms = full if isinstance(full, dict) else parameters, scaling
     new, old = ({"rope_type": one.get("type", "default"), **one} for one in forms)
@@ -436,7 +443,8 @@ def _read_one(family: Family, given: Any, theta: float, config: Mapping[str, Any
 
 
 def _yarn_attention(given: Mapping[str, Any], factor: float, named: str) -> float | None:
-    """Return YaRN's attention factor; None if it equals the paper's, 0.1 ln(factor) + 1."""
+    """Return YaRN's attention factor for ``model.rope_attention_factor``: None if it equals the paper's value, 0.1 ln(factor) +
+    1."""
     grown = math.log(max(factor, 1.0))
     usual = told = 0.1 * grown + 1.0
     parts = [_positive(given.get(key) or None, f"{named}: {key}", 0.0) for key in ("mscale", "mscale_all_dim")]
@@ -453,7 +461,8 @@ def _factors(value: Any, named: str) -> tuple[float, ...]:
 
 
 def _check_rest(scaling: str, given: Mapping[str, Any], found: Mapping[str, Any], named: str) -> None:
-    """Raise ConfigError for a rotary parameter that no other code here reads, because it may change the result."""
+    """Raise ConfigError for a rotary parameter that is not read anywhere here, because ignoring it could change the model's
+    outputs."""
     read = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_OF_TYPE[scaling]}
     read |= {"attention_factor", "mscale", "mscale_all_dim"} if scaling == "yarn" else set()
     read |= {"attention_factor", "factor", *_FACTORS} if scaling == "longrope" else set()
@@ -463,7 +472,7 @@ def _check_rest(scaling: str, given: Mapping[str, Any], found: Mapping[str, Any]
         if scaling == "yarn" and key in _YARN_ONLY and value in _YARN_ONLY[key]:
             continue
         if scaling in ("none", "linear") and key == "original_max_position_embeddings":
-            continue  # transformers ignores it for these scalings
+            continue  # transformers ignores this length without scaling and with linear scaling
         raise ConfigError(explain(f"{named}: {key}", value, "is not computed here", _OTHER))
 
 
@@ -476,7 +485,7 @@ def _positive(value: Any, named: str, default: float) -> float:
 
 
 def written_rope(family: Family, model: ModelConfig) -> dict[str, Any]:
-    """Return the rotary keys of a config.json, both in the form of transformers 5 and in the form of transformers 4."""
+    """Return the rotary keys of a config.json, in the forms of both transformers 5 and transformers 4."""
     whole: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
     if model.rope_scaling != "none":
         whole["rope_type"] = model.rope_scaling

@@ -1,6 +1,7 @@
-"""Write a committed checkpoint as a folder that transformers loads, without a process group, a GPU, or the model in memory.
+"""Write a committed (complete) checkpoint as a folder that transformers loads. Needs no process group and no GPU, and never
+holds the model in memory.
 
-pieces saved at        -> a few rows of one tensor at a time,  -> model-00001-of-00002.safetensors, ...
+tensor slices saved at -> a few rows of one tensor at a time,  -> model-00001-of-00002.safetensors, ...
 any world size            verified, with the adapter merged       then tokenizer, README.md, index, config.json
 """
 
@@ -31,7 +32,7 @@ from springtide.hf.safetensors_header import INDEX, SINGLE, Entry
 from springtide.storage import Folder, to_json
 
 SHARD_BYTES = 5 * 10**9
-"""Most bytes of a safetensors file, as in transformers, unless one tensor is larger."""
+"""Largest size of a safetensors file in bytes, unless one tensor is larger; the default of transformers."""
 
 
 def export_checkpoint(
@@ -50,7 +51,7 @@ def export_checkpoint(
     Args:
         model: the ``model`` section of the config that the checkpoint was saved with.
         facts: origin of the checkpoint, for the model card.
-        tokenizer: folders that may hold the checkpoint's ``tokenizer.json``, which is recognised by its digest.
+        tokenizer: folders in which to search for the checkpoint's ``tokenizer.json``, which is recognised by its digest.
         dtype: a key of DTYPES; empty: the stored dtype.
         ema: write the averaged weights (``optim.ema_half_life``) in place of the weights.
         shard_bytes: most bytes of a file, unless one tensor is larger.
@@ -81,7 +82,8 @@ def export_checkpoint(
         small[FILE] = to_json(config, indent=1)
         begin(to, facts, [*files, *small])
         written = {file: write_file(source, to, file, group, entries) for file, group in files.items()}
-    for file, text in small.items():  # in this order: config.json is last
+    # write the files in this order: config.json last, because programs load a folder that has it
+    for file, text in small.items():
         to.write(file, text)
         written[file] = len(text.encode())
     to.write_json(MARKER, {**facts, "complete": True, "files": written})

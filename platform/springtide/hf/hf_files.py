@@ -1,4 +1,4 @@
-"""Read untrusted files in the folder of a model or an adapter, each kind of file up to a size limit. Also: import and export of
+"""Read untrusted files in the folder of a model or an adapter. Each kind of file has a size limit. Also imports and exports
 ``generation_config.json``, which defines at which ids text generation stops."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ COPY = "the file is damaged or hostile: download it again"
 
 
 def read_file(folder: Folder, name: str, most_bytes: int) -> bytes:
-    """Return the content of the file ``name``. Raises ConfigError if it is larger than ``most_bytes``, or is a link out of
-    a ``folder`` opened with ``confined``."""
+    """Return the content of the file ``name``. Raises ConfigError if it is larger than ``most_bytes``, or if ``folder`` was
+    opened with ``confined`` and the file is a link that leads out of it."""
     size = folder.size(name)
     if size > most_bytes:
         raise ConfigError(explain(folder.where(name), size, f"are more than {most_bytes:,} bytes", COPY))
@@ -30,26 +30,26 @@ def read_file(folder: Folder, name: str, most_bytes: int) -> bytes:
 
 
 def read_settings(folder: Folder, name: str, most_bytes: int = CONFIG_BYTES) -> dict[str, Any]:
-    """Return the JSON object in the file ``name``. Raises ConfigError as ``read_file`` and ``parsed``."""
+    """Return the JSON object in the file ``name``. Raises the ConfigErrors of ``read_file`` and ``parsed``."""
     return parsed(read_file(folder, name, most_bytes), folder.where(name))
 
 
 def read_tokenizer(folder: Folder) -> str:
-    """Return the text of ``tokenizer.json``. Raises ConfigError as ``read_file`` and ``check_values``."""
+    """Return the text of ``tokenizer.json``. Raises the ConfigErrors of ``read_file`` and ``check_values``."""
     data = read_file(folder, TOKENIZER, MOST_BYTES)
     check_values(data, folder.where(TOKENIZER), MOST_VALUES)
     return data.decode("utf-8", "replace")
 
 
 def check_values(data: bytes, where: str, limit: int) -> None:
-    """Raise ConfigError if JSON text may hold more than ``limit`` values. When parsed, small values take
-    30 times the memory of their text."""
+    """Raise ConfigError if JSON text may hold more than ``limit`` values. This limits memory: small values take 30 times the
+    size of their text once parsed."""
     if (found := most_values(data)) > limit:
         raise ConfigError(explain(where, found, f"are more than {limit:,} values of JSON", COPY))
 
 
 def parsed(data: bytes, where: str) -> dict[str, Any]:
-    """Return the JSON object in ``data``. Raises ConfigError for anything else, and if a key is given twice."""
+    """Return the JSON object in ``data``. Raises ConfigError if it is not a JSON object, or if a key occurs twice."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -58,7 +58,8 @@ def parsed(data: bytes, where: str) -> dict[str, Any]:
         return found
 
     try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once)  # always UTF-8, as in check_values
+        # decode first: given bytes, json.loads would also accept UTF-16, in which ``check_values`` cannot count values
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise ConfigError(explain(where, data[:40], f"is not JSON ({str(error)[:200]})", COPY)) from None
     if not isinstance(value, dict):
@@ -74,21 +75,21 @@ def parsed(data: bytes, where: str) -> dict[str, Any]:
 GENERATION = "generation_config.json"
 _ENDS = "eos_token_id"
 _MOST_ENDS = 64
-"""Most ids that end a text; released models have at most five."""
+"""Largest number of ids that end a text; released models have at most five."""
 _FLAGS = ("do_sample",)
 _NUMBERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 _NOT_MISSED = (
     *("bos_token_id", "transformers_version", "_from_model_config", "max_length", "max_new_tokens"),
     *("output_attentions", "output_hidden_states", "use_cache", "cache_implementation"),
 )
-"""Keys that an import drops without a warning, because an export sets its own or does not need them."""
+"""Keys that an import drops without a warning: an export writes its own value, or does not need them."""
 
 _log = logging.getLogger(__name__)
 
 
 def read_generation(folder: Folder, config: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Return the settings of ``generation_config.json`` that a run keeps. Without this file, return the ids that end a text
-    from ``config``, if it has several. Logs the keys that are left out.
+    """Return the settings of ``generation_config.json`` that a run keeps, and log the keys that it drops. If the file is
+    missing, return the ids that end a text from ``config`` if these are several, else nothing.
 
     Args:
         folder: the model's folder, opened with ``confined`` (files cannot link out of it).
@@ -106,7 +107,8 @@ def read_generation(folder: Folder, config: Mapping[str, Any], vocab_size: int) 
     if padding := ids_of(found.get("pad_token_id"), vocab_size):
         kept["pad_token_id"] = padding[0]
     kept |= {key: found[key] for key in _FLAGS if isinstance(found.get(key), bool)}
-    if kept.get("do_sample"):  # without do_sample transformers refuses to write _NUMBERS
+    # keep the sampling numbers only with do_sample: without it transformers refuses to write them
+    if kept.get("do_sample"):
         kept |= {key: found[key] for key in _NUMBERS if _is_number(found.get(key))}
     if left := [key for key in found if key not in kept and key not in _NOT_MISSED and found[key] is not None]:
         _log.warning("%s: left out %s", folder.where(GENERATION), printable(", ".join(map(str, left[:8]))))
@@ -114,7 +116,7 @@ def read_generation(folder: Folder, config: Mapping[str, Any], vocab_size: int) 
 
 
 def written_generation(found: Mapping[str, Any], end_ids: Iterable[int], bos_id: int | None) -> dict[str, Any]:
-    """Return the ``generation_config.json`` of an export. ``found``: settings of the imported model, from ``read_generation``;
+    """Return the ``generation_config.json`` for an export. ``found``: the imported model's settings, from ``read_generation``;
     ``end_ids``: all ids that end a text or a turn."""
     ends = list(end_ids)
     ids = {"bos_token_id": bos_id, _ENDS: ends[0] if len(ends) == 1 else ends}

@@ -43,7 +43,8 @@ TYPES = ("F32", "BF16", "F16", "F64")
 """Types of weights, as named in safetensors files, that can be imported."""
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _BUFFERS = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-"""Names of rotary tables that old releases of transformers stored. They are ignored: the config determines them."""
+"""Rotary tables that old releases of transformers stored as tensors. An import ignores them, because the config determines
+their values."""
 _SHOWN = 5
 _COMPARE_BYTES = 16 * 2**20
 
@@ -51,30 +52,31 @@ _log = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """Where the rows of one of our tensors are stored in the model's folder."""
+    """Where the rows of one tensor of springtide's decoder are stored in the model's folder."""
 
     folder: Folder
     stored: Stored
-    """Tensor of transformers that contains our tensor."""
+    """The tensor of transformers, as stored in a file, that contains the rows."""
     first: int
-    """Index, among the rows of ``stored``, of our tensor's first row."""
+    """Index of the first row within ``stored``; above 0 if transformers joins several tensors into one."""
     shape: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class ImportedModel:
-    """A model's folder in the format of transformers: checked, with weights that are not read yet."""
+    """A model's folder in the format of transformers. It is checked, but its weights are not read yet."""
 
     folder: Folder
     family: Family
     model: ModelConfig
     places: Mapping[str, Place]
-    """Our name of a tensor -> where it is stored."""
+    """Springtide's name of a tensor -> where it is stored."""
     tokenizer: str
     """Text of the ``tokenizer.json``, in the form that datasets store; empty if there is none."""
     eos_id: int | None
     bos_id: int | None
-    """Id that begins a text; None if neither tokenizer nor chat template writes it, even if config.json names an id."""
+    """Id that begins a text. None if neither the tokenizer nor the chat template puts it before texts, even if config.json
+    names an id."""
     adapter: str = ""
     """URL of the adapter that was imported with the model; empty if there is none."""
     template: str = ""
@@ -89,7 +91,8 @@ class ImportedModel:
 
     @property
     def begin_of_text(self) -> str:
-        """The token that begins a text, and each chat. Empty if there is none, or if a chat template does not write it."""
+        """The token that begins a text, and each chat. Empty if the model has none, or has a chat template that does not write
+        one."""
         has_none = not self.tokenizer or (self.template and "bos_token" not in self.template)
         return "" if has_none else token_of(self.tokenizer, self.bos_id) or ""
 
@@ -101,8 +104,8 @@ def model_folder(url: str) -> Folder:
 
 
 def open_model(folder: Folder) -> ImportedModel:
-    """Check a model's folder and return its contents. Of the weights only headers are read. One exception: a head that is
-    tied, but stored separately, is compared with the embedding.
+    """Check a model's folder and return its contents. The weights themselves are not read, only the headers of their files.
+    One exception: a head that is tied to the embedding, but stored separately, is compared with the embedding.
 
     Raises:
         ConfigError: an unknown architecture, or a setting that the decoder does not compute; tensors that are missing,
@@ -125,7 +128,7 @@ def open_model(folder: Folder) -> ImportedModel:
     if folder.exists(TOKENIZER):
         data = read_tokenizer(folder)
         probe(data, folder.where(TOKENIZER))
-        # the tokenizer needs an end-of-text id, which is not used here: pass 0 if it is unknown
+        # pass the id 0 if the end-of-text id is unknown: the tokenizer requires one, but it is not used here
         vocabulary = Tokenizer.from_json(data, folder.where(TOKENIZER), eos_id or 0)
         if vocabulary.size > model.vocab_size:
             vocabulary = _without_ids_beyond(data, folder.where(TOKENIZER), model.vocab_size, eos_id or 0) or vocabulary
@@ -134,7 +137,8 @@ def open_model(folder: Folder) -> ImportedModel:
             remedy = "resize the embedding by transformers' resize_token_embeddings, and save the model again"
             raise ConfigError(explain(folder.where(TOKENIZER), vocabulary.size, problem, remedy))
         text, template = vocabulary.to_json(), their_template(folder)
-        # springtide's exports (with MARKER) were trained with begin-of-text before each text, even if no tokenizer adds it
+        # keep bos_id for springtide's exports (with MARKER): they were trained with it before each text, even if no tokenizer
+        # adds it
         if not (folder.exists(MARKER) or _is_written(bos_id, vocabulary, template)):
             bos_id = None
     return ImportedModel(folder, family, model, places, text, eos_id, bos_id, template=template, generation=generation)
@@ -149,7 +153,8 @@ def write_checkpoint(
     lease: Lease | None = None,
 ) -> Manifest:
     """Write the weights of ``found``, in fp32, as the checkpoint of step 0 in ``to``; return its manifest. ``config``,
-    ``fingerprint``: those of the run that the checkpoint belongs to; ``lease``: the caller's claim on ``to``, if it has one.
+    ``fingerprint``: config and fingerprint of the run that the checkpoint belongs to. ``lease``: the caller's exclusive right
+    to write to ``to``; None if the folder needs no lease.
 
     Raises:
         ConfigError: a weight is not a finite number.
@@ -173,15 +178,16 @@ def write_checkpoint(
 
 
 def read_weights(found: ImportedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and value of each tensor of the imported model, under our names, fp32. Raises ConfigError if a weight is
-    not a finite number."""
+    """Yield each tensor of the imported model: springtide's name and the value, fp32. Raises ConfigError if a weight is not a
+    finite number."""
     for name, (_, _, _, shape) in found.places.items():
         whole = StagedPiece(name, "F32", shape, (0,) * len(shape), shape, 0, 4 * math.prod(shape))
         yield name, _read(found, whole).view(torch.float32).view(shape)
 
 
 def _read(found: ImportedModel, one: StagedPiece) -> Tensor:
-    """Return the rows of a tensor that ``one`` describes, converted to fp32, as a flat tensor of bytes, uint8 (bytes,)."""
+    """Read the rows of a tensor that ``one`` describes, and convert them to fp32. Returns their bytes as a flat tensor, uint8
+    (bytes,)."""
     folder, stored, first, shape = found.places[one.tensor.removeprefix("model/")]
     row = math.prod(shape[1:]) * ITEM_BYTES[stored.dtype]
     begin = stored.begin + (first + one.offsets[0]) * row
@@ -201,10 +207,11 @@ def _read(found: ImportedModel, one: StagedPiece) -> Tensor:
 
 
 def _matched(folder: Folder, family: Family, model: ModelConfig, stored: Mapping[str, Stored]) -> dict[str, Place]:
-    """Return our name -> stored place of each tensor. Raises ConfigError, with names, if tensors do not fit ``model``."""
+    """Return where each tensor of ``model`` is stored: springtide's name -> place. Raises ConfigError, with the tensors' names,
+    if the stored tensors do not fit ``model``."""
     try:
         shapes = {name: tuple(one.shape) for name, one in skeleton(model, model.vocab_size).named_parameters()}
-    except RuntimeError as error:  # torch cannot count so many elements
+    except RuntimeError as error:  # a shape has more elements than torch can count
         problem = f"makes a model that is too large ({str(error)[:100]})"
         raise ConfigError(explain(folder.where(FILE), model.dim, problem, "correct the file")) from None
     matches = list(family.tensors(model))
@@ -242,7 +249,8 @@ def _matched(folder: Folder, family: Family, model: ModelConfig, stored: Mapping
 
 
 def _check_same(folder: Folder, head: Stored, embedding: Stored) -> None:
-    """Raise ConfigError if a head that is tied to the embedding, but stored separately, differs from the embedding."""
+    """Raise ConfigError if the head differs from the embedding, although the config ties them; for a head that is stored
+    separately."""
     same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
     for begin in range(0, head.size_bytes if same else 0, _COMPARE_BYTES):
         end = min(begin + _COMPARE_BYTES, head.size_bytes)
@@ -254,8 +262,8 @@ def _check_same(folder: Folder, head: Stored, embedding: Stored) -> None:
 
 
 def _without_ids_beyond(data: str, where: str, rows: int, end: int) -> Tokenizer | None:
-    """Return the tokenizer without added tokens that have no row in the embedding, such as Gemma 3's token for images. The
-    spelling of such a token is then encoded as plain text. None if the tokenizer does not work without these tokens."""
+    """Return the tokenizer without added tokens that have no row in the embedding, such as Gemma 3's token for images. The text
+    of such a token is then encoded as plain text. Returns None if the tokenizer does not work without these tokens."""
     spec = json.loads(data)
     added = spec.get("added_tokens")
     if not isinstance(added, list) or not all(isinstance(one, dict) for one in added):

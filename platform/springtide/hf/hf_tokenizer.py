@@ -25,11 +25,11 @@ from springtide.storage import Folder, digest, to_json
 
 SETTINGS = "tokenizer_config.json"
 EOS_LABEL, BOS_LABEL = "eos_token_id", "bos_token_id"
-"""Keys of the metadata in which an imported checkpoint stores the ids that end and begin a text."""
+"""Keys of a checkpoint's metadata: an imported checkpoint stores there the ids that end and begin a text."""
 
 
 class TokenizerFiles(NamedTuple):
-    """Files of a tokenizer, and the ids that end and begin a text: ``end_ids`` is empty, ``bos_id`` None, if unknown."""
+    """Files of a tokenizer, and the ids that end and begin a text. If unknown, ``end_ids`` is empty and ``bos_id`` is None."""
 
     files: dict[str, str]
     end_ids: tuple[int, ...]
@@ -48,13 +48,13 @@ def tokenizer_files(
     """Return the tokenizer of a checkpoint with its chat template and ``generation_config.json``, and remarks for the user.
 
     Three kinds of ids end a text: the id that ends documents of the dataset, the end ids of the imported model, and the id that
-    ends an answer in the chat template. The exported ``eos_token`` is the first kind if the template writes the variable
-    ``eos_token``. Otherwise it is the id that ends an answer, for programs that stop only at ``eos_token``.
+    ends an answer in the chat template. The exported ``eos_token`` ends documents if there is no template, or the template
+    itself writes ``eos_token``. Otherwise it is the token that ends an answer, for programs that stop only at ``eos_token``.
 
     Args:
         meta: metadata of the checkpoint.
-        folders: datasets, runs, or other folders with a ``tokenizer.json``. Only folders whose tokenizer has the checkpoint's
-            digest are used. Each file comes from the first such folder that has the file.
+        folders: datasets, runs, or other folders with a ``tokenizer.json``. Folders whose tokenizer does not have the
+            checkpoint's digest are ignored. Each file is read from the first remaining folder that has it.
         vocab_size: number of rows of the embedding.
         max_length: most tokens that the model reads at once.
 
@@ -83,7 +83,8 @@ def tokenizer_files(
         template = read_file(folder, CHAT_TEMPLATE, TEMPLATE_BYTES).decode("utf-8", "replace")
         files[CHAT_TEMPLATE] = template
         if manifest is not None and bos_id not in (None, eos_id) and "bos_token" not in template:
-            # chats of the dataset begin with bos_id, but transformers adds bos_token only if the template writes it
+            # let the template write bos_token: the dataset's chats begin with it, but transformers adds it only if the template
+            # writes it
             template = f"{{{{- bos_token }}}}{template}"
             files[CHAT_TEMPLATE] = template
         ends, problems = _ends_of(template, text, eos_id, bos_id)
@@ -150,15 +151,15 @@ def _label(meta: Meta, name: str, vocab_size: int) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and int(text) < vocab_size else None
 
 
-# The chat template of a model's folder, as unchanged text. It is untrusted code, which runs only in a sandbox.
+# The chat template of a model's folder, kept as unchanged text. A template is untrusted code: it runs only in a sandbox.
 
 _DEFAULT, _KEY = "default", "chat_template"
 _REMEDY = "correct the file, or remove the template from it"
 
 
 def their_template(folder: Folder) -> str:
-    """Return the chat template of a folder of transformers: ``chat_template.jinja``, or else the template in
-    ``tokenizer_config.json`` (of several, the template named default); an empty text if there is none.
+    """Return the chat template of a folder in the format of transformers; an empty text if there is none. It is the file
+    ``chat_template.jinja``, or else the template in ``tokenizer_config.json`` (if there are several, the one named default).
 
     Raises:
         ConfigError: the template is not text, is too large, or is a link that leads out of the folder.
@@ -179,7 +180,7 @@ def their_template(folder: Folder) -> str:
         return ""
     try:
         size = len(found.encode()) if isinstance(found, str) else -1
-    except UnicodeEncodeError:  # it has half of a surrogate pair
+    except UnicodeEncodeError:  # raised if the template has half of a surrogate pair
         size = -1
     if size < 0:
         raise ConfigError(explain(where, str(found)[:100], "is not the text of a template", _REMEDY))
@@ -189,7 +190,7 @@ def their_template(folder: Folder) -> str:
 
 
 def _default(value: Any) -> Any:
-    """Return the template named default if ``value`` is a list of tables with name and template, as in older tokenizers; else
+    """Return the template named default if ``value`` is a list of named templates, as in older tokenizers; else return
     ``value``."""
     if not isinstance(value, list):
         return value

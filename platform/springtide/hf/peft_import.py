@@ -2,7 +2,8 @@
 
     adapter_config.json -> rank, scale, targets -> required tensors -> their places in adapter_model.safetensors
 
-The tensors determine which matrices are adapted. Names of modules are compared as text: no pattern in the folder is ever run.
+The tensors determine which matrices are adapted. Names of modules are compared as text. Patterns in the folder, which are
+regular expressions of an untrusted file, are never run.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
     "layers_pattern": ("layers", ["layers"]),
 }
-"""Key -> the values that are supported here, besides null, false and empty values. Other values of init_lora_weights mean that
-the adapter was trained on changed weights of the base model."""
+"""Key of adapter_config.json -> its supported values. Null, false and empty values are supported, too. An unsupported value of
+init_lora_weights means that the adapter was trained on changed weights of the base model."""
 _REMEDIES = {
     "peft_type": "import a LoRA or DoRA adapter",
     "fan_in_fan_out": "set it to false in the file, as PEFT does for these models",
@@ -66,18 +67,20 @@ class _Adapter(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Key of an adapter tensor: the module that it adapts, and the tensor's kind, a value of ``PEFT_NAMES``."""
+    """What an adapter tensor's name says: the module that it adapts, and its kind (lora_A, lora_B or magnitude: a value of
+    ``PEFT_NAMES``)."""
 
     module: str
     kind: str
 
 
 def with_adapter(found: ImportedModel, folder: Folder) -> ImportedModel:
-    """Return the model of ``found`` with the LoRA or DoRA adapter of ``folder``: checked, with tensors that are not read yet.
+    """Return ``found`` with the LoRA or DoRA adapter of ``folder`` added. The adapter is checked, but its tensors are not read
+    yet.
 
     Raises:
-        ConfigError: no adapter, a pickled adapter, an unsupported setting, an adapter of another model, or a
-            damaged file. The message names the key or the tensor.
+        ConfigError: no adapter, a pickled adapter, an unsupported setting, an adapter of another model, or a damaged file. The
+            message names the key or the tensor.
     """
     folder = folder.confined()
     config = _read_config(folder)
@@ -125,13 +128,14 @@ def _settings(config: Mapping[str, Any], where: str) -> _Adapter:
         if not isinstance(table, dict) or any(one != usual for one in table.values()):
             problem = "has another rank or scale in some matrices, and here they are the same in all"
             raise ConfigError(explain(f"{where}: {key}", table, problem, _MERGE))
-    # rsLoRA's scale is alpha / sqrt(rank) (Kalajdzievski, arXiv 2312.03732), ours is alpha / rank
+    # rsLoRA scales by alpha / sqrt(rank) (Kalajdzievski, arXiv 2312.03732), but springtide by alpha / rank: multiply alpha by
+    # sqrt(rank)
     alpha *= math.sqrt(rank) if _flag(config, "use_rslora", where) else 1.0
     return _Adapter(int(rank), alpha, _flag(config, "use_dora", where))
 
 
 def _check_key(key: str, value: Any, where: str) -> None:
-    """Raise ConfigError if the value of the key is not supported here."""
+    """Raise ConfigError if the value of the key in adapter_config.json is not supported."""
     if value is None or value is False or value in ([], {}, ""):
         return
     if not any(value == one and type(value) is type(one) for one in _ONLY.get(key, ())):
@@ -155,14 +159,15 @@ def _flag(config: Mapping[str, Any], key: str, where: str) -> bool:
 
 
 def _modules(found: ImportedModel) -> dict[str, tuple[str, ...]]:
-    """Return module of transformers that may have an adapter -> our matrices, of which its weight consists."""
+    """Return the modules of transformers that may have an adapter: name of the module -> springtide's matrices that it consists
+    of."""
     ours = {name for name, _ in matrices(skeleton(found.model, found.model.vocab_size).blocks)}
     matches = (match for match in found.family.tensors(found.model) if ours.issuperset(match.ours))
     return {match.theirs.removesuffix(_WEIGHT): match.ours for match in matches}
 
 
 def _tensors(folder: Folder, found: ImportedModel, modules: Mapping[str, tuple[str, ...]]) -> dict[_Part, Stored]:
-    """Return the stored tensors of the adapter. Raises ConfigError for a tensor that belongs to no matrix of the model."""
+    """Return where the adapter's tensors are stored. Raises ConfigError for a tensor that belongs to no matrix of the model."""
     by_name: dict[_Part, Stored] = {}
     where = folder.where(PEFT_WEIGHTS)
     for name, stored in read_header(folder, PEFT_WEIGHTS).items():
@@ -182,8 +187,8 @@ def _tensors(folder: Folder, found: ImportedModel, modules: Mapping[str, tuple[s
 
 
 def _check_targets(config: Mapping[str, Any], adapted: Set[str], known: Iterable[str], where: str, of: str) -> None:
-    """Raise ConfigError if ``config`` names other target modules than ``adapted``, the modules with tensors. Targets given as a
-    pattern are not checked, because no pattern of the folder is run."""
+    """Raise ConfigError if the target modules in ``config`` differ from ``adapted``, the modules that have adapter tensors.
+    Targets given as a pattern are not checked, because a pattern of an untrusted folder is never run."""
     targets, excluded, layers = (
         config.get(key) for key in ("target_modules", "exclude_modules", "layers_to_transform")
     )
@@ -218,7 +223,7 @@ def _are(kind: type, values: Any) -> bool:
 
 
 def _tails(module: str) -> Iterator[str]:
-    """Yield all names by which ``target_modules`` may select ``module``: all suffixes of its name that begin at a dot."""
+    """Yield all names by which ``target_modules`` may select ``module``: its full name, and the rest of it after each dot."""
     parts = module.split(".")
     return (".".join(parts[first:]) for first in range(len(parts)))
 
@@ -247,9 +252,9 @@ def _places(
     tensors: Mapping[_Part, Stored],
     adapter: _Adapter,
 ) -> Iterator[tuple[str, Place]]:
-    """Yield our name and the stored place of each adapter tensor. If a module of transformers joins several of our matrices,
-    the matrices share the module's A, and each has its own rows of B and of the magnitude. Raises ConfigError for a tensor
-    that is missing, unexpected or of another shape."""
+    """Yield each adapter tensor: springtide's name and the place where it is stored. If a module of transformers joins several
+    matrices of springtide, these matrices share the module's A, and each has its own rows of B and of the magnitude. Raises
+    ConfigError for a tensor that is missing, unexpected or of another shape."""
     named = skeleton(model, model.vocab_size).named_parameters()
     shapes = {name: tuple(one.shape) for name, one in named if is_adapter(name)}
     where = folder.where(PEFT_WEIGHTS)

@@ -1,4 +1,4 @@
-"""Read untrusted headers of safetensors files, and the index of a model in several files; write headers.
+"""Read untrusted headers of safetensors files, and the index file of a model that is split into several files; write headers.
 
     8 bytes of length | JSON: name -> dtype, shape, data_offsets | the bytes of the tensors, without gaps
 
@@ -20,13 +20,16 @@ from springtide.storage import Folder, to_json
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MOST_TENSORS = 100_000
-"""Most tensors that a file or an index may have."""
+"""Largest number of tensors that a file or an index may list."""
 _MOST_HEADER_BYTES = 10_000_000
-"""Largest header: 100 bytes for each of 100,000 tensors. The reference implementation allows ten times as many [bytes]."""
+"""Largest size of a header in bytes: 100 bytes for each of 100,000 tensors. The reference implementation allows ten times as
+much."""
 _VALUES_OF_A_TENSOR = 16
-"""Most JSON values that describe a tensor in a header: type, up to 8 sizes, two offsets, two lists and their object."""
+"""Upper limit for the JSON values that describe one tensor in a header: type, up to 8 sizes, two offsets, two lists and their
+object."""
 _MOST_INDEX_BYTES, _MORE_VALUES = 16 * 2**20, 100
-"""Most bytes of an index, and most JSON values in it besides the tensors' entries. An index of 100,000 tensors has 10 MB."""
+"""Largest size of an index in bytes, and most JSON values in it besides one entry per tensor. An index of 100,000 tensors has
+10 MB."""
 _MOST_FILES = 10_000
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -58,7 +61,8 @@ class Entry(NamedTuple):
 
 
 def read_tensors(folder: Folder) -> dict[str, Stored]:
-    """Return name -> stored tensor of a model's folder, from its index and the files in it, or from its only file.
+    """Find the tensors of a model's folder, by its index and the headers of its files, or in its only file. Returns name ->
+    where the tensor is stored.
 
     Raises:
         ConfigError: there are no tensors, only pickled ones, or a header or the index is not valid.
@@ -116,8 +120,8 @@ def _by_index(folder: Folder, names: Iterable[str]) -> dict[str, Stored]:
 
 
 def read_header(folder: Folder, name: str) -> dict[str, Stored]:
-    """Return name -> stored tensor of the file ``name``. Raises ConfigError if the header is too large, has an invalid type or
-    shape, or if offsets overlap, leave gaps, or do not end at the end of the file."""
+    """Return the tensors of the file ``name``: name -> where the tensor is stored. Raises ConfigError if the header is too
+    large or has an invalid type or shape, or if offsets overlap, leave gaps, or do not end at the end of the file."""
     where, size = folder.where(name), folder.size(name)
     length = int.from_bytes(bytes(folder.read_range(name, 0, 8)), "little")
     if size < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
@@ -169,7 +173,8 @@ def _counts(values: Any) -> bool:
 
 
 def header_of(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
-    """Return the length and the header of a file with the tensors ``entries``, in the given order."""
+    """Return the first bytes of a file with the tensors ``entries``, in the given order: the length of the header, and the
+    header."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     begin = 0
     for one in entries:

@@ -1,6 +1,6 @@
 """Models as plain ``nn.Module``, and training objectives.
 
-Layer rule: a model knows its config and nothing about ranks, devices or files. An objective (``objective.py``) is the loss
+Layer rule: a model depends only on its config, not on ranks, devices or files. An objective (``objective.py``) is the loss
 function of a micro-batch; its results are sums over tokens or rows, never means.
 """
 

@@ -37,7 +37,8 @@ class AdaptedLinear(FrozenLinear):
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., O)."""
         x_NI = x.flatten(0, -2)
-        # addmm fuses the scale and the sum: unfused, they are two more passes over all outputs, and one in backward
+        # addmm computes scale and sum in one pass: separate operations would pass twice more over all outputs, and once more in
+        # backward
         base_NO = product(x_NI, self.weight, self.in_features)
         lora_a, lora_b = self.lora_a.to(x.dtype), self.lora_b.to(x.dtype)
         y_NO = torch.addmm(base_NO, F.linear(x_NI, lora_a), lora_b.T, alpha=self.scale)
@@ -60,9 +61,9 @@ def merged(W: Tensor, A: Tensor, B: Tensor, scale: float, magnitude: Tensor | No
     Args:
         W: rows of the frozen matrix, (O, I).
         A: the adapter's A, (R, I).
-        B: the same rows of the adapter's B, (O, R).
+        B: the rows of the adapter's B with the same indices as those of W, (O, R).
         scale: adapter_alpha / adapter_rank.
-        magnitude: DoRA's magnitudes of the same rows, (O,); None for LoRA.
+        magnitude: DoRA's magnitudes for these rows of W, (O,); None for LoRA.
 
     Examples:
         >>> merged(torch.eye(2), torch.ones(1, 2), torch.tensor([[0.0], [1.0]]), scale=2.0)
@@ -76,8 +77,8 @@ def merged(W: Tensor, A: Tensor, B: Tensor, scale: float, magnitude: Tensor | No
 
 
 def adapt(blocks: nn.ModuleList, config: ModelConfig) -> None:
-    """Attach adapters, in place, to the matrices of ``blocks`` that ``model.adapter_targets`` match. Store all matrices of
-    ``blocks`` in ``model.base_precision``."""
+    """Attach adapters, in place, to those matrices of ``blocks`` whose names match ``model.adapter_targets``. All matrices of
+    ``blocks`` are then stored in ``model.base_precision``."""
     if config.adapter == "none":
         return
     scale = config.adapter_alpha / config.adapter_rank

@@ -18,17 +18,18 @@ from springtide.model.flex import BlockMask, FlexKernel, attend
 from springtide.model.positions import rotate
 
 _REPEATS_HEADS = {"cpu": False, "cuda": True}
-"""Device type -> whether key/value heads must be repeated, so that the attention kernel gets one for each query head."""
+"""Device type -> True if key/value heads must be repeated, one for each query head, because the attention kernel takes no
+grouped heads."""
 _QUERIES_AT_ONCE = 1024
-"""Smallest number of queries whose scores a layer with a window computes at a time. Fewer would skip more masked scores, but
-make more and thinner matrix products."""
+"""Least number of queries whose scores a layer with a window computes at a time. A smaller number would skip more masked
+scores, but give more and smaller matrix products."""
 
 
 class RMSNorm(nn.Module):
     """RMS normalization (Zhang and Sennrich, "Root mean square layer normalization", 2019), computed in fp32."""
 
     def __init__(self, dim: int, eps: float, around_one: bool = False) -> None:
-        """``around_one``: multiply by 1 + weight instead of weight."""
+        """``around_one``: True if outputs are multiplied by 1 + weight instead of by weight."""
         super().__init__()
         self.eps, self.around_one = eps, around_one
         self.weight = nn.Parameter(torch.empty(dim))
@@ -41,7 +42,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerKVCache:
-    """Keys and values of one block, (B, K, L, E) each, of those processed tokens that later tokens may attend to."""
+    """Cached keys and values of one block, (B, K, L, E) each. Tokens that no later token attends to are dropped."""
 
     def __init__(self) -> None:
         self._seen: tuple[Tensor, Tensor] | None = None
@@ -84,15 +85,17 @@ class KVCache:
 
 
 def _repeats_heads(q_BHLE: Tensor, mask_B1LL: Tensor | None) -> bool:
-    """Return True if key and value heads must be repeated for the attention kernel. On CUDA only FlashAttention takes fewer
-    key/value heads than query heads. It takes no mask and no fp32, and fp16 only from Ampere on. Without it torch would make
-    several score matrices (B, H, L, L) per block. The memory-efficient kernel makes none, but needs repeated heads."""
+    """Return True if key and value heads must be repeated for the attention kernel. On CUDA, only FlashAttention takes fewer
+    key/value heads than query heads. FlashAttention takes no mask and no fp32, and fp16 only from Ampere on. Where it cannot
+    run, torch would make several score matrices (B, H, L, L) per block. The memory-efficient kernel makes none, but needs
+    repeated heads."""
     return _REPEATS_HEADS[q_BHLE.device.type] and (mask_B1LL is not None or q_BHLE.dtype != torch.bfloat16)
 
 
 @contextlib.contextmanager
 def attention_as_on(device_type: str) -> Iterator[None]:
-    """In the ``with`` body, repeat key/value heads on the CPU where ``device_type`` would, to predict that device's memory."""
+    """In the ``with`` body, repeat key/value heads on the CPU where ``device_type`` would repeat them. Used to predict the
+    memory of a step on such a device."""
     before = _REPEATS_HEADS["cpu"]
     _REPEATS_HEADS["cpu"] = _REPEATS_HEADS[device_type]
     try:
@@ -132,8 +135,9 @@ class Attention(nn.Module):
         mask: Tensor | BlockMask | None = None,
         kept: LayerKVCache | None = None,
     ) -> Tensor:
-        """(B, L, D) -> (B, L, D). ``cos``, ``sin``: tables as for ``rotate``; ``mask``: bool (B, 1, L, L), or a block mask from
-        ``flex.block_mask``, which includes the window, or None: causal; ``kept``: the block's cache of keys and values."""
+        """(B, L, D) -> (B, L, D). ``cos``, ``sin``: tables as for ``rotate``. ``mask``: bool (B, 1, L, L), or a block mask from
+        ``flex.block_mask``, which includes the window; None means a causal mask only. ``kept``: the block's cache of keys and
+        values."""
         B, L, _ = x_BLD.shape
         q_BLF, k_BLF = self.query(x_BLD), self.key(x_BLD)
         if self.norm_of == "all_heads":
@@ -153,13 +157,14 @@ class Attention(nn.Module):
             y_BHLE = attend(self.flex, q_BHLE, k_BKLE, v_BKLE, mask, self.scale, self.cap)
         else:
             if mask is not None and mask.shape[-1] != k_BKLE.shape[2]:
-                mask = mask[..., -k_BKLE.shape[2] :]  # the cache of a layer with a window has only the newest tokens
+                # cut the mask to the cached keys: a layer with a window caches only the newest tokens
+                mask = mask[..., -k_BKLE.shape[2] :]
             y_BHLE = self._attend(q_BHLE, k_BKLE, v_BKLE, mask)
         return self.out(y_BHLE.transpose(1, 2).reshape(B, L, -1))
 
     def _attend(self, q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, mask_B1LL: Tensor | None) -> Tensor:
-        """Return the attention output of the queries, which belong to the newest tokens. With more keys than the window,
-        compute a group of queries at a time, and skip the keys to which no query of the group attends."""
+        """Return the attention output of the queries, which belong to the newest tokens. If there are more keys than the
+        window's size, compute a group of queries at a time, and skip the keys to which no query of the group attends."""
         num_queries, num_keys = q_BHLE.shape[2], k_BKLE.shape[2]
         if not self.window or num_keys <= self.window:
             return self._product(q_BHLE, k_BKLE, v_BKLE, mask_B1LL)

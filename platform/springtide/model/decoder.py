@@ -1,8 +1,8 @@
-"""A decoder: RMSNorm, rotary positions, grouped-query attention, a gated feed-forward. Its options make it a Llama, a Mistral,
-a Qwen, a Gemma, an OLMo or a Phi.
+"""A decoder: RMSNorm, rotary positions, grouped-query attention, a gated feed-forward. With suitable options it computes the
+same as a Llama, a Mistral, a Qwen, a Gemma, an OLMo or a Phi.
 
 Shape suffixes: B rows, L positions, D width, H query heads, K key/value heads, E head width, F hidden width, V token ids.
-The model knows nothing about ranks.
+The model does not depend on ranks.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ VOCAB_MULTIPLE = 64
 """The embedding is padded to a multiple of this, so that it shards evenly and its matmuls are fast."""
 _STD = 0.02
 _INIT_ROWS = 64
-"""Number of rows of a parameter whose random initial values come from one seed."""
+"""Number of rows of a parameter whose random initial values are generated from one seed."""
 _FILL_AT_ONCE = 2**22
 """Number of random initial values that are generated at a time."""
 
 Place = tuple[Tensor, Tensor, Tensor | BlockMask | None]
-"""Rotary cosines and sines of the tokens' positions, as for ``rotate``, and the attention mask of the tokens."""
+"""Rotary cosines and sines at the tokens' positions, as for ``rotate``, and the tokens' attention mask."""
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": functools.partial(F.gelu, approximate="tanh"),
 }
 _NORMS = {"pre": (True, False), "post": (False, True), "both": (True, True)}
-"""Value of ``model.norms`` -> whether attention and feed-forward each have a norm before them, and a norm after them."""
+"""Value of ``model.norms`` -> (True if there is a norm before attention and before feed-forward, True if there is a norm after
+each)."""
 
 
 class FeedForward(nn.Module):
@@ -64,7 +65,7 @@ class Block(nn.Module):
     """Attention and feed-forward, each added to the residual stream; norms before or after them, or both."""
 
     def __init__(self, config: ModelConfig, window: int = 0) -> None:
-        """``window``: as for ``Attention``."""
+        """``window``: number of tokens that a token attends to; 0: all [tokens]."""
         super().__init__()
         norms = [
             RMSNorm(config.dim, config.norm_eps, config.norm_unit_offset) if there else nn.Identity()
@@ -87,11 +88,11 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids (B, L) -> logits (B, L, V); V is ``model.vocab_size``, or if that is 0, ``vocab_size`` rounded up to a
+    """Token ids (B, L) -> logits (B, L, V). V is ``model.vocab_size``; if that is 0, V is ``vocab_size`` rounded up to a
     multiple of 64."""
 
     computes_loss = True
-    """``forward`` computes the loss when it gets targets, without holding all logits at once."""
+    """True: if ``forward`` gets targets, it computes the loss itself, without holding all logits at once."""
 
     def __init__(
         self,
@@ -101,9 +102,10 @@ class Decoder(nn.Module):
         bos_id: int | None = None,
         whole_documents: bool = False,
     ) -> None:
-        """``eos_id``: end-of-document id, None if documents of one row may attend to each other; ``bos_id``: the id that
-        begins a document, None if ``eos_id`` does; ``whole_documents``: no document continues in another row, as in
-        ``positions.documents``. Raises ConfigError if ``model.vocab_size`` is less than ``vocab_size``, and not 0."""
+        """``eos_id``: the id that ends a document; None if documents of one row may attend to each other. ``bos_id``: the id
+        that begins a document; None if ``eos_id`` also begins documents. ``whole_documents``: True if no document continues in
+        another row (see ``positions.documents``). Raises ConfigError if ``model.vocab_size`` is set (not 0) and less than
+        ``vocab_size``."""
         super().__init__()
         if config.vocab_size and config.vocab_size < vocab_size:
             limit = f"has no row for each of the {vocab_size} ids of the dataset"
@@ -117,9 +119,10 @@ class Decoder(nn.Module):
         """Dtype of activations and matrix products; None: the dtype of the weights."""
         self.flex: FlexKernel | None = None
         self.fused_loss: PartLoss | None = None
-        """Compiled ``loss.part_loss``; None: the head's loss is computed by single, uncompiled operations."""
+        """Compiled ``loss.part_loss``; None: the head's loss is computed by separate, uncompiled operations."""
         rows = torch.empty(self.padded_vocab_size, config.dim)
-        # on the meta device there are no values to initialize: nn.Embedding would still do it, and import torch's compiler
+        # on the meta device use from_pretrained: nn.Embedding would initialize values that do not exist, and import torch's
+        # compiler for it
         self.embedding = nn.Embedding.from_pretrained(rows, freeze=False) if rows.is_meta else nn.Embedding(*rows.shape)
         self.blocks = nn.ModuleList(Block(config, config.window_of(layer)) for layer in range(config.num_layers))
         adapt(self.blocks, config)
@@ -129,7 +132,7 @@ class Decoder(nn.Module):
             hold(self.embedding, "bf16")
             hold(self.head, "bf16")
         self.tie()
-        # rotary tables follow from the config, so a checkpoint does not store them
+        # rotary tables can be computed from the config, so they are not stored in checkpoints
         self.cos: Tensor
         self.sin: Tensor
         self.local_cos: Tensor | None
@@ -148,9 +151,9 @@ class Decoder(nn.Module):
         by_token: bool = False,
         newest: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return logits (B, L, V) for ids (B, L), which continue the text in the cache ``past``. With ``newest`` return
-        the logits of each row's last id only, (B, 1, V). With ``targets_BL`` return the result of ``head_loss`` instead,
-        or with ``by_token`` the loss of each token, (B, L), from ``token_nats``."""
+        """Return logits (B, L, V) for ids (B, L). ``past``: cache of the text before the ids. ``newest``: return the logits of
+        each row's last id only, (B, 1, V). ``targets_BL``: return the result of ``head_loss`` instead of logits; with
+        ``by_token`` the loss of each token, (B, L), from ``token_nats``."""
         x_BLD, head_VD = self._embedded(tokens_BL)
         if self.config.scaled_embedding:
             x_BLD = x_BLD * math.sqrt(self.config.base_width or self.config.dim)
@@ -159,10 +162,12 @@ class Decoder(nn.Module):
             cos, sin, mask = in_local if self.config.window_of(layer) else in_global
             x_BLD = block(x_BLD, cos, sin, mask, past.blocks[layer] if past else None)
         if newest:
-            x_BLD = x_BLD[:, -1:]  # the logits of a long text would take more memory than its cached keys and values
+            # keep the last position only: the logits of a long text would take more memory than its cached keys and values
+            x_BLD = x_BLD[:, -1:]
         x_BLD = self.norm(x_BLD)
         if self.config.width_multiplier != 1.0:
-            x_BLD = x_BLD / self.config.width_multiplier  # same result as dividing the logits, which are more numbers
+            # dividing the hidden states gives the same result as dividing the logits, which are more numbers
+            x_BLD = x_BLD / self.config.width_multiplier
         if targets_BL is None:
             return capped(logits(x_BLD, head_VD), self.config.logit_cap)
         hidden_ND, wanted_N = x_BLD.flatten(0, 1), targets_BL.flatten()
@@ -171,8 +176,8 @@ class Decoder(nn.Module):
         return head_loss(hidden_ND, head_VD, wanted_N, z_weight, self.config.logit_cap, self.fused_loss)
 
     def _embedded(self, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the embeddings of the ids, (B, L, D), and the head's weight, both in the compute dtype. Tied weights are
-        converted once, so that the gradients of embedding and head add up in that dtype, as under FSDP."""
+        """Return the embeddings of the ids, (B, L, D), and the head's weight, both in the compute dtype. If head and embedding
+        share their weight, it is converted only once. Then their gradients add up in the compute dtype, as under FSDP."""
         if self.computes_in is None:
             return self.embedding(tokens_BL).type_as(self.norm.weight), self.head.weight
         table_VD = self.embedding.weight.to(self.computes_in)
@@ -182,8 +187,9 @@ class Decoder(nn.Module):
         return x_BLD, table_VD if tied else self.head.weight.to(self.computes_in)
 
     def _places(self, tokens_BL: Tensor, past: KVCache | None) -> tuple[Place, Place]:
-        """Return the rotary tables and the attention mask of the tokens, for global layers and for local layers. The mask is
-        None if attention is only causal. FlexAttention's masks include the window of local layers, dense masks do not."""
+        """Return rotary tables and attention mask of the tokens, once for global layers and once for local layers (with a
+        window). The mask is None if plain causal attention suffices. FlexAttention's masks include the window of local layers;
+        dense masks do not."""
         length = tokens_BL.shape[1]
         ids_BL = tokens_BL if past is None else past.append(tokens_BL)
         tables = [(self.cos, self.sin)]
@@ -209,22 +215,22 @@ class Decoder(nn.Module):
         return (*rows[0], masks[0]), (*rows[-1], masks[1])
 
     def attend_by(self, kernel: FlexKernel | None) -> None:
-        """Mask documents of a row from each other with the FlexAttention ``kernel``; None: with dense masks. With a cache of
-        keys and values (``past``) masks are always dense."""
+        """Set how documents of a row are masked from each other: by the FlexAttention ``kernel``, or by dense masks if it is
+        None. With a cache of keys and values (``past``) masks are always dense."""
         self.flex = kernel
         for module in self.modules():
             if isinstance(module, Attention):
                 module.flex = kernel
 
     def tie(self) -> None:
-        """Share the embedding's weight with the head, if the config ties them."""
+        """Let the head use the embedding's weight, if the config ties them (``model.tied_head``)."""
         if self.config.tied_head:
             self.head.weight = self.embedding.weight
 
     def place(self, device: torch.device, weights: torch.device | None = None) -> None:
-        """Move from the meta device to ``device``; the weights to the device ``weights`` if it is given. Only the rotary tables
-        get values; the weights stay uninitialized."""
-        # not nn.Module.to_empty: it swaps tensors, and torch refuses to swap a fake tensor that has other references
+        """Replace meta tensors by tensors on ``device``. If the device ``weights`` is given, parameters go there instead.
+        Rotary tables get their values; the weights stay uninitialized."""
+        # do not use nn.Module.to_empty: it swaps tensors, and torch refuses to swap a fake tensor that has other references
         for module in self.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 empty = torch.empty_like(parameter, device=weights or device)
@@ -245,7 +251,7 @@ def skeleton(
     bos_id: int | None = None,
     whole_documents: bool = False,
 ) -> Decoder:
-    """Return the decoder on the meta device, without memory for its weights."""
+    """Return the decoder on the meta device: shapes and names of all weights, but no memory."""
     with torch.device("meta"):
         return Decoder(config, vocab_size, eos_id, bos_id, whole_documents)
 
@@ -280,7 +286,8 @@ def fill(held: Tensor, config: ModelConfig, name: str, shape: tuple[int, ...], b
     at_once = max(1, _FILL_AT_ONCE // math.prod(shape[1:]) // _INIT_ROWS) * _INIT_ROWS
     first, end = begin, begin + len(held)
     while first < end:
-        # cut at multiples of _INIT_ROWS: rows of one seed are generated together, so a cut would generate them twice
+        # cut at multiples of _INIT_ROWS: the rows of one seed are generated together, so another cut would generate some rows
+        # twice
         last = min(end, first - first % at_once + at_once)
         held[first - begin : last - begin].copy_(as_held(initial(config, name, shape, first, last), held.dtype))
         first = last
@@ -290,9 +297,9 @@ def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, 
     """Return rows [begin, end) of a parameter's initial value, fp32. The value depends only on the config, the name and the
     row. So every rank generates only its own rows, and the parameter is the same at any world size.
 
-    Weights are normal. Output matrices of residual branches are scaled by depth (Radford et al., GPT-2, 2019), matrices of
-    blocks by ``width_multiplier``. Norms start as identities, biases at zero. An adapter's A is uniform within
-    +-1 / sqrt(inputs), as in PEFT, and its B is zero.
+    Weights are normally distributed. Output matrices of residual branches are scaled by depth (Radford et al., GPT-2, 2019),
+    matrices of blocks by ``width_multiplier``. Norms start as identities, biases at zero. An adapter's matrix A is uniform
+    within +-1 / sqrt(inputs), as in PEFT, and its matrix B is zero.
     """
     if name.endswith(".lora_b"):
         return torch.zeros(end - begin, *shape[1:])
@@ -321,9 +328,10 @@ def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, 
 def flops_per_token(model: nn.Module, sequence_length: int) -> float:
     """Return the model FLOPs to train on one token, forward and backward.
 
-    A weight in a matmul costs 6, or 4 if it is frozen. The head counts, the embedding's look-up does not. Attention's two
-    matmuls cost 12 * width of all heads * mean number of attended keys in each layer (Chowdhery et al., PaLM, 2022, appendix
-    B, but without the scores that the causal mask and windows skip). Attention of a user's own model is unknown: not counted.
+    A weight in a matmul costs 6 FLOPs, or 4 if it is frozen. The head counts, the embedding's look-up does not. In each layer,
+    attention's two matmuls cost 12 * width of all heads * mean number of attended keys (Chowdhery et al., PaLM, 2022, appendix
+    B, but without the scores that the causal mask and windows skip). The attention of a user's own model is unknown and not
+    counted.
     """
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matmul = sum(_flops(p, n) for p, n in _counted(model) if p.dim() >= 2 and id(p) not in looked_up)
@@ -342,7 +350,7 @@ def _flops(weight: Tensor, count: int) -> float:
 
 
 def _counted(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
-    """Yield each parameter and its number of weights. A parameter packed to 4 bits has more weights than elements."""
+    """Yield each parameter with its number of weights. A parameter packed to 4 bits holds more weights than it has elements."""
     packed = packed_shapes(model)
     for name, parameter in model.named_parameters():
         yield parameter, math.prod(packed.get(name, parameter.shape))
@@ -355,9 +363,9 @@ def _attended(config: ModelConfig, sequence_length: int) -> float:
 
 
 def hardware_flops_per_token(model: nn.Module, sequence_length: int, recompute: str) -> float:
-    """Return the FLOPs that a device executes per token: the model FLOPs, plus a second forward of the blocks if ``recompute``
-    is "full" ("selective" recomputes little). The masked half of attention and the recomputation inside fused kernels are not
-    counted (Korthikanti et al., "Reducing activation recomputation", 2022)."""
+    """Return the FLOPs that a device executes per token of training: the model FLOPs, plus a second forward of the blocks if
+    ``recompute`` is "full" ("selective" recomputes little). Not counted: the masked half of attention, and recomputation inside
+    fused kernels (Korthikanti et al., "Reducing activation recomputation", 2022)."""
     flops = flops_per_token(model, sequence_length)
     blocks = getattr(model, "blocks", None)
     if recompute != "full" or blocks is None:
@@ -370,5 +378,5 @@ def hardware_flops_per_token(model: nn.Module, sequence_length: int, recompute: 
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Return the number of parameters, shared ones counted once."""
+    """Return the number of parameters. Parameters that modules share are counted once."""
     return sum(count for _, count in _counted(model))

@@ -1,10 +1,10 @@
 """Attention within documents by FlexAttention (Dong et al., arXiv 2412.05496), a kernel that never computes the scores between
-documents. On CPUs, and wherever the kernel does not run, attention takes a dense L x L mask (``positions.documents``).
+documents. On CPUs, and wherever the kernel does not run, attention uses a dense L x L mask (``positions.documents``).
 
-A query sees one interval of keys, [lowest, query]: ``lowest`` is where the query's document or its window begins, whichever is
-later. ``lowest`` never decreases along a row. So the values of ``lowest`` at the first and last of 128 queries determine which
-128 x 128 blocks of scores are needed. No tensor of size L x L is made, no shape depends on the documents, and the CPU never
-waits for the device.
+A query attends to one interval of keys, [lowest, query]. ``lowest`` is the start of the query's document or of its window,
+whichever is later. ``lowest`` never decreases along a row. So the values of ``lowest`` at the first and last of 128 queries
+determine which 128 x 128 blocks of scores are needed. No tensor of size L x L is made, no shape depends on the documents, and
+the CPU never waits for the device.
 
 Shape suffixes: as in ``decoder``; Q blocks of queries, S blocks of keys.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128
-"""Number of queries, and of keys, in a block of scores; FlexAttention's default."""
+"""Number of queries, and number of keys, in one block of scores: 128, FlexAttention's default."""
 
 FlexKernel = Callable[..., Tensor]
 """Compiled ``torch.nn.attention.flex_attention.flex_attention``. Uncompiled, the function would compute all scores."""
@@ -53,7 +53,8 @@ def block_mask(lowest_BL: Tensor) -> BlockMask:
     least_BQ1, most_BQ1 = lowest_BL[:, begins_Q, None], lowest_BL[:, ends_Q, None]
     number_Q1 = number_S[:, None]
     seen_BQS = (number_S <= number_Q1) & (begins_Q + BLOCK > least_BQ1)
-    is_whole_Q1 = (begins_Q + BLOCK <= L)[:, None]  # a last block beyond L is partial, so it is masked
+    # the last block may reach beyond L: treat it as partial, so that positions beyond L are masked
+    is_whole_Q1 = (begins_Q + BLOCK <= L)[:, None]
     full_BQS = (number_S < number_Q1) & (begins_Q >= most_BQ1) & is_whole_Q1
 
     def visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -64,8 +65,8 @@ def block_mask(lowest_BL: Tensor) -> BlockMask:
 
 
 def _ordered(wanted_BQS: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many key blocks each query block needs, int32 (B, 1, Q), and for each query block the indices of all key
-    blocks, int32 (B, 1, Q, S), the needed ones first."""
+    """Return how many key blocks each query block needs, int32 (B, 1, Q). Also return, for each query block, the indices of all
+    key blocks, with the needed blocks first, int32 (B, 1, Q, S)."""
     count_BQ = wanted_BQS.sum(-1, dtype=torch.int32)
     index_BQS = wanted_BQS.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return count_BQ[:, None].contiguous(), index_BQS[:, None].contiguous()
@@ -96,6 +97,7 @@ def attend(
 
 
 def same_memory(q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, **named: Any) -> Tensor:
-    """Replace the FlexAttention kernel to predict memory: causal attention that saves as much for backward."""
+    """Stand-in for the FlexAttention kernel to predict memory: causal attention that saves as much for backward as the
+    kernel."""
     grouped = bool(named["enable_gqa"])
     return F.scaled_dot_product_attention(q_BHLE, k_BKLE, v_BKLE, is_causal=True, enable_gqa=grouped)

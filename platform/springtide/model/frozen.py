@@ -3,8 +3,8 @@
     bf16   matrices, embedding and head in bf16
     nf4    matrices of blocks in 4 bits, embedding and head in bf16
 
-Vectors stay fp32. A product converts the whole matrix to the compute dtype, and converts it again in backward, because autograd
-saves the stored matrix, which is smaller than the converted matrix.
+Vectors stay fp32. A matrix product first converts the whole matrix to the compute dtype. Backward converts it again, so that
+autograd keeps only the stored matrix in memory, which is smaller than the converted matrix.
 
 Shape suffixes: as in ``adapter``.
 """
@@ -23,7 +23,7 @@ from springtide.errors import look_up
 
 
 class FrozenLinear(nn.Linear):
-    """A linear layer whose weight may be stored in another dtype than the input has. Such a weight is frozen."""
+    """A linear layer whose weight may be stored in another dtype than that of the input. A weight stored so is frozen."""
 
     def __init__(self, base: nn.Linear) -> None:
         """Make a layer with the shape of ``base`` and uninitialized weights."""
@@ -36,7 +36,7 @@ class FrozenLinear(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """Autograd function of ``product`` for a matrix stored in another dtype than the input has."""
+    """Autograd function of ``product`` for a matrix whose stored dtype differs from the dtype of the input."""
 
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, held: Tensor, inputs: int) -> Tensor:
@@ -54,7 +54,8 @@ class _Product(torch.autograd.Function):
 
 
 def product(x_NI: Tensor, held: Tensor, inputs: int) -> Tensor:
-    """Return x W', (N, O), in the dtype of ``x_NI``. ``held``: stored W, of any dtype if W is frozen; ``inputs``: I."""
+    """Return x W', (N, O), in the dtype of ``x_NI``. ``held``: W as stored, of any dtype if W is frozen. ``inputs``: number of
+    inputs I."""
     return F.linear(x_NI, held) if held.dtype == x_NI.dtype else _Product.apply(x_NI, held, inputs)
 
 
@@ -74,7 +75,8 @@ def as_held(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def hold(layer: nn.Linear | nn.Embedding, precision: str) -> None:
-    """Replace the weight of ``layer`` by an uninitialized frozen weight in ``precision``; embeddings get bf16 even for nf4."""
+    """Replace the weight of ``layer`` by an uninitialized frozen weight stored in ``precision``. With nf4, embeddings are
+    stored in bf16."""
     (rows, columns), device = layer.weight.shape, layer.weight.device
     packs = look_up({"bf16": False, "nf4": True}, "model.base_precision", precision)
     packed = packs and isinstance(layer, nn.Linear)
@@ -96,14 +98,14 @@ def packed_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
 # row of I weights -> blocks of 64 -> divide by the block's largest magnitude (kept in fp32) -> code of the nearest of
 # 16 levels
 #
-# Levels are quantiles of a normal distribution, because weights of a matrix are about normal; 0 is one of them. A
-# packed row holds its codes, two per byte with the first in the high half, and then its magnitudes. So sharding by rows
-# never splits a block. Where 64 divides I, blocks and quantised weights equal those of bitsandbytes.
+# Levels are quantiles of a normal distribution, because the weights of a matrix are about normally distributed. One
+# level is 0. A packed row holds its codes, two per byte with the first in the high half, and then its magnitudes. So
+# sharding by rows never splits a block. If 64 divides I, blocks and quantised weights equal those of bitsandbytes.
 #
 # Shape suffixes: O outputs, I inputs.
 
 BLOCK = 64
-"""Number of weights that share a magnitude."""
+"""Number of weights in a block, scaled by one common magnitude."""
 _BLOCK_BYTES = BLOCK // 2
 _SCALE_BYTES = 4
 
@@ -125,9 +127,9 @@ def _levels() -> list[float]:
 LEVELS = torch.tensor(_levels(), dtype=torch.float64).float()
 """Value of each 4-bit code, fp32 (16,)."""
 _BOUNDS = torch.tensor([(one + other) / 2 for one, other in pairwise(_levels())])
-"""Midpoints between neighbouring levels. A value up to a midpoint gets the lower level's code."""
+"""Midpoints between neighbouring levels. A value exactly at a midpoint gets the lower level's code."""
 _PAIRS = torch.stack([LEVELS.repeat_interleave(16), LEVELS.repeat(16)], 1).view(torch.int64)[:, 0]
-"""Byte -> its two fp32 values, viewed as one int64 because one look-up is faster than two; (256,)."""
+"""Byte -> the two fp32 values of its two codes, viewed as one int64 because one look-up is faster than two; int64 (256,)."""
 
 
 def row_bytes(inputs: int) -> int:
@@ -160,7 +162,8 @@ def pack(rows_OI: Tensor) -> Tensor:
 
 @torch.no_grad()
 def unpack(packed: Tensor, inputs: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the rows, (O, I), stored in ``packed``. They are computed in fp32, equal on every device and for any sharding.
+    """Return the rows, (O, I), stored in ``packed``. They are computed in fp32, with equal results on every device and for any
+    sharding.
 
     Args:
         packed: uint8 (O, row_bytes(inputs)).

@@ -1,5 +1,5 @@
-"""Cross-entropy of the output head, computed for some tokens at a time. The logits of a whole batch often exceed all other
-memory of training, so they never exist at once.
+"""Cross-entropy of the output head, computed for some tokens at a time. The logits of a whole batch would often take more
+memory than all other tensors of training, so they never exist at once.
 
 Shape suffixes: N tokens, D width, V token ids.
 """
@@ -17,11 +17,13 @@ from torch import Tensor
 IGNORE_INDEX = -100
 """Target of a token that does not count in the loss."""
 _FP16_RANGE = 2.0**15
-"""Half of fp16's range. The other half is headroom, because z-loss makes gradients of logits a little larger than 1."""
+"""Half of fp16's largest number. The margin of 2 is for z-loss, which makes gradients of logits a little larger than 1."""
 _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
-"""Device type -> number of logits computed at a time. Few logits stay in a CPU's caches, but make thin matrix products."""
+"""Device type -> number of logits computed at a time. On a CPU few logits fit into its caches, but too few make slow, thin
+matrix products."""
 _TILE = 128
-"""Logits are computed for multiples of this many tokens. Other numbers are slower on a GPU, by half if 8 is no divisor."""
+"""The number of tokens whose logits are computed at a time is a multiple of this. On a GPU other numbers are slower, by half if
+they are not divisible by 8."""
 _CONVERTED_AT_ONCE = 2**22
 """Number of head weights that are converted to another dtype at a time."""
 
@@ -39,14 +41,14 @@ class LargestLogit:
 
     @torch.no_grad()
     def see(self, logits_NV: Tensor, counts_N: Tensor) -> None:
-        """Update the largest logit with the logits of some tokens, without synchronizing with the device. ``counts_N``: which
-        tokens count in the loss, bool (N,)."""
+        """Update the largest logit with the logits of some tokens, without synchronizing with the device. ``counts_N``: True
+        for tokens that count in the loss, bool (N,)."""
         most_N = logits_NV.amax(-1).float().masked_fill(~counts_N, -torch.inf)
         self.value = torch.maximum(self.value, most_N.max())
 
 
 _watchers: list[LargestLogit] = []
-"""The argument ``largest`` of each ``with logits_watched(largest)`` whose body is running."""
+"""For each ``with logits_watched(largest)`` statement whose body is running, its ``largest``."""
 
 
 @contextlib.contextmanager
@@ -65,14 +67,16 @@ def are_watched() -> bool:
 
 
 def see_logits(logits_NV: Tensor, counts_N: Tensor) -> None:
-    """Update the maximum of each running ``with logits_watched``. ``counts_N``: which tokens count in the loss, bool (N,)."""
+    """Update the ``largest`` of each running ``with logits_watched``. ``counts_N``: True for tokens that count in the loss,
+    bool (N,)."""
     for one in _watchers:
         one.see(logits_NV.detach(), counts_N)
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Autograd function of ``head_loss``. Forward also computes the gradients of hidden states and head, while the logits
-    of some tokens exist. Backward only multiplies these gradients by the upstream gradient, which is a scalar."""
+    """Autograd function of ``head_loss``. Forward computes not only the loss but also the gradients of hidden states and head,
+    because only then the logits exist, for some tokens at a time. Backward only multiplies these gradients by the upstream
+    gradient, a scalar."""
 
     @staticmethod
     def forward(
@@ -102,7 +106,8 @@ class _HeadLoss(torch.autograd.Function):
             nats_N[begin : begin + len(part_ND)], grad_NV = found[0], found[2]
             if found[1] is not None:
                 extra += found[1]
-            # zero tokens without a target in the (N, D) tensors, because the (N, V) gradient of logits is much larger
+            # zero the rows of tokens that do not count in the (N, D) tensors, not in the (N, V) gradient of logits, which is
+            # much larger
             if grad_hidden_ND is not None and grad_NV is not None:
                 of_hidden_ND = grad_hidden_ND[begin : begin + len(part_ND)]
                 _through(grad_NV, head_VD, of_hidden_ND)
@@ -129,8 +134,8 @@ class _HeadLoss(torch.autograd.Function):
 def _in_steps(
     logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float, trains: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the results of ``part_loss``, computed by single, uncompiled operations. Z-loss is None if ``z_weight`` is 0. The
-    gradient of the logits is None unless ``trains``, and often reuses the memory of the logits."""
+    """Compute the results of ``part_loss`` by separate, uncompiled operations. The z-loss is None if ``z_weight`` is 0. The
+    gradient of the logits is None if ``trains`` is False; it often reuses the memory of the logits."""
     dtype = logits_NV.dtype
     if cap:
         logits_NV = capped(logits_NV.float(), cap)
@@ -144,7 +149,7 @@ def _in_steps(
     extra = z_weight * (log_sum_N1[:, 0].square() * counts_N).sum() if z_weight else None
     if not trains:
         return nats_N, extra, None
-    # gradient of a logit: (p f - 1[target]) s; p: its softmax, f: factor of z-loss, s: slope of the cap
+    # gradient of a logit: (p f - 1[target]) s. p: softmax of the logit; f: factor of z-loss; s: slope of the logit cap
     wanted_grad_N1 = wanted_log_p_N1.exp()
     if z_weight or cap:
         grad_NV = log_p_NV.exp_()
@@ -159,7 +164,7 @@ def _in_steps(
         grad_NV = grad_NV.to(dtype)
     else:
         wanted_grad_N1 -= 1.0
-        grad_NV = torch.exp(log_p_NV, out=logits_NV)  # reuses the logits' memory, rounds once
+        grad_NV = torch.exp(log_p_NV, out=logits_NV)  # write into the logits' memory, with only one rounding
     return nats_N, extra, grad_NV.scatter_(-1, ids_N1, wanted_grad_N1.type_as(grad_NV))
 
 
@@ -187,7 +192,7 @@ def part_loss(logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float) -> 
 
 
 def _add_product(total_VD: Tensor, grad_NV: Tensor, part_ND: Tensor, is_first: bool) -> None:
-    """Add ``grad_NV.T @ part_ND`` to ``total_VD``, fp32. With ``is_first`` overwrite ``total_VD`` instead."""
+    """Add ``grad_NV.T @ part_ND`` to ``total_VD``, fp32. If ``is_first``, ``total_VD`` is uninitialized: overwrite it."""
     if grad_NV.is_cuda and grad_NV.dtype in (torch.bfloat16, torch.float16):
         # accumulate in fp32 within the matmul: no rounding between calls, and a single pass over total_VD
         beta = 0.0 if is_first else 1.0
@@ -198,14 +203,15 @@ def _add_product(total_VD: Tensor, grad_NV: Tensor, part_ND: Tensor, is_first: b
 
 
 def _product_in_range(grad_NV: Tensor, part_ND: Tensor) -> Tensor:
-    """Return ``grad_NV.T @ part_ND``, (V, D). In fp16 a sum over many tokens may overflow, however small the loss scale. So
-    fp16 hidden states are first divided by a power of two that rules out overflow, and the result is multiplied by it."""
+    """Return ``grad_NV.T @ part_ND``, (V, D), without overflow in fp16. A sum over many tokens may overflow in fp16, however
+    small the loss scale is. So fp16 hidden states are first divided by a power of two that excludes overflow, and the result is
+    multiplied by it."""
     if part_ND.dtype != torch.float16:
         return grad_NV.T @ part_ND
     most = part_ND.abs().amax().float() * len(part_ND)  # a logit's gradient is in about [-1, 1]
     down = torch.exp2(
         torch.log2(most / _FP16_RANGE).ceil().clamp(0.0, 15.0)
-    ).half()  # stays on the device: no synchronization
+    ).half()  # keep this number on the device: reading it would synchronize with the device
     return (grad_NV.T @ (part_ND / down)).float() * down
 
 
@@ -215,8 +221,9 @@ def capped(logits: Tensor, cap: float) -> Tensor:
 
 
 def logits(hidden: Tensor, head_VD: Tensor) -> Tensor:
-    """Return the logits (..., V) of hidden states (..., D), in the dtype of the hidden states. A head of another dtype is
-    converted some rows at a time, because the head is the largest tensor of a small model."""
+    """Return the logits (..., V) of hidden states (..., D), in the dtype of the hidden states. If the head has another dtype,
+    only some of its rows are converted at a time: the head is the largest tensor of a small model, and a converted copy would
+    take as much memory again."""
     if hidden.dtype == head_VD.dtype:
         return F.linear(hidden, head_VD)
     return torch.cat([F.linear(hidden, rows.to(hidden.dtype)) for rows in _parts(head_VD)], -1)
@@ -248,9 +255,9 @@ def head_loss(
     """Return the loss summed over tokens, an fp32 scalar, and the cross-entropy of each token, fp32 (N,). The cross-entropy is
     0 for tokens that do not count, and has no gradient.
 
-    ``wanted_N``: int64 target ids; IGNORE_INDEX for tokens that do not count. The loss adds ``z_weight`` times the squared
-    logarithm of the softmax's denominator, which keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5). ``cap``:
-    as for ``capped``. ``fused``: compiled ``part_loss``; None: compute with single, uncompiled operations.
+    ``wanted_N``: int64 target ids; IGNORE_INDEX for tokens that do not count. The loss adds z-loss: ``z_weight`` times the
+    squared logarithm of the softmax's denominator, which keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5).
+    ``cap``: as for ``capped``. ``fused``: compiled ``part_loss``; None: compute with separate, uncompiled operations.
     """
     total, nats_N = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight, cap, fused)
     return total, nats_N
@@ -272,7 +279,8 @@ def token_nats(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, cap: float 
 
 @contextlib.contextmanager
 def logits_as_on(device_type: str) -> Iterator[None]:
-    """In the ``with`` body, compute as many logits at a time on the CPU as ``device_type`` would, to predict its memory."""
+    """In the ``with`` body, compute logits on the CPU in portions of the size used on ``device_type``, to predict the memory of
+    such a device."""
     before = _LOGITS_AT_ONCE["cpu"]
     _LOGITS_AT_ONCE["cpu"] = _LOGITS_AT_ONCE[device_type]
     try:
@@ -282,6 +290,7 @@ def logits_as_on(device_type: str) -> Iterator[None]:
 
 
 def _at_once(head_VD: Tensor) -> int:
-    """Return the number of tokens whose logits are computed at a time: above ``_TILE`` a multiple of it."""
+    """Return the number of tokens whose logits are computed at a time. If it is above ``_TILE``, it is a multiple of
+    ``_TILE``."""
     most = max(1, _LOGITS_AT_ONCE[head_VD.device.type] // len(head_VD))
     return most - most % _TILE if most > _TILE else most

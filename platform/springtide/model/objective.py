@@ -7,9 +7,9 @@ names labels, it gets a fourth argument, ``columns``:
     outputs   the model's logits for the rows, (B, L, V), in the dtype that the model computes in
     rows      input ids, int64 (B, L)
     labels    target ids, int64 (B, L); -100 where nothing is predicted
-    columns   another model's predictions for the rows (``objective.labels``): ``logprobs``, fp16 (B, L, k), and ``ids``, int64
-              (B, L, k), of its k most likely next ids; or ``logprobs`` alone, fp32 (B, L), of the target ids. A teacher
-              model that runs within the step (``objective.teacher``) gives k ``logprobs``, but in fp32, and ``ids``
+    columns   another model's predictions for the rows (``objective.labels``), a dictionary. Either ``logprobs``, fp16
+              (B, L, k), and ``ids``, int64 (B, L, k), of its k most likely next ids, or only ``logprobs``, fp32 (B, L), of the
+              target ids. A teacher model that runs within the step (``objective.teacher``) gives the first form, in fp32
 
 The function returns ``(sum, weight, parts)``. A step minimises the total of all ``sum`` divided by the total of all
 ``weight``, over all micro-batches and ranks. ``parts`` maps names to scalars, such as terms of the sum. Each part is totalled
@@ -41,17 +41,18 @@ from springtide.shards import LabelLayout
 # row       [prompt, chosen] [prompt, rejected] [prompt, chosen] [prompt, rejected] [padding]
 # document          0                 1                 2                 3           4, ...
 #
-# Both answers of a pair are in one row, so no micro-batch splits a pair.
+# Both answers of a pair are in one row, so a pair is never split between micro-batches.
 #
 # Shape suffixes: B rows, L positions, V ids, P slots for the pairs of a row, most of them empty.
 
 _NO_MORE = -(2.0**-24)
-"""Upper clamp of log-probabilities before odds are computed: at a log-probability of 0 (an answer that is certain or has no
-tokens) odds are infinite."""
+"""Upper limit of log-probabilities before odds are computed. Without it, odds would be infinite at a log-probability of 0, that
+of an answer that is certain or has no tokens."""
 
 
 class Pairs(NamedTuple):
-    """Sums of a value over the predicted tokens of each answer, for the pairs of answers in each row."""
+    """For each pair of answers in each row: the sums of a value over the predicted tokens of the chosen and of the rejected
+    answer. P is the number of slots for pairs in a row."""
 
     chosen: Tensor
     """Sum of the values over the chosen answer, (B, P)."""
@@ -64,15 +65,15 @@ class Pairs(NamedTuple):
 
     @property
     def exist(self) -> Tensor:
-        """Return which slots hold a pair, bool (B, P): those whose answers both have predicted tokens."""
+        """Mask of the slots that hold a pair, bool (B, P): True if both answers have predicted tokens."""
         return (self.chosen_tokens > 0) & (self.rejected_tokens > 0)
 
 
 def dpo(beta: float, eos_id: int, bos_id: int, are_whole: bool) -> Callable[[Tensor, Tensor, Tensor, Columns], Found]:
     """Return the objective of direct preference optimization (Rafailov et al., 2023, equation 7), summed over pairs.
 
-    ``beta``: how much a departure from the reference model costs. The reference model's log-probabilities come from the
-    function's argument ``columns``.
+    ``beta``: the larger, the more it costs to depart from the reference model. The returned function gets the reference
+    model's log-probabilities as its argument ``columns``.
     """
 
     def of_pairs(outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Columns) -> Found:
@@ -121,7 +122,8 @@ def log_odds(log_probabilities: Tensor) -> Tensor:
 
 
 def _summed(nats_BP: Tensor, parts: Mapping[str, Tensor], exist_BP: Tensor) -> Found:
-    """Return the sum of the losses ``nats_BP`` over the pairs that exist, the number of pairs, and the sum of each part."""
+    """Return the total of the losses ``nats_BP`` over all pairs that exist, the number of pairs, and the total of each part
+    (named value for the log)."""
 
     def total(values_BP: Tensor) -> Tensor:
         return values_BP.masked_fill(~exist_BP, 0.0).sum()
@@ -130,7 +132,7 @@ def _summed(nats_BP: Tensor, parts: Mapping[str, Tensor], exist_BP: Tensor) -> F
 
 
 def token_log_probabilities(outputs_BLV: Tensor, labels_BL: Tensor) -> Tensor:
-    """Return the log-probability of each target token, fp32 (B, L). Without a target (-100) the value is arbitrary."""
+    """Return the log-probability of each target token, fp32 (B, L). Where there is no target (-100) the value is arbitrary."""
     log_BLV = outputs_BLV.float().log_softmax(-1)
     return log_BLV.gather(-1, labels_BL.clamp_min(0)[..., None])[..., 0]
 
@@ -150,7 +152,8 @@ def by_pair(
         (3.0, 5.0, 1)
     """
     B, L = rows_BL.shape
-    # index of a position's document; its target is in the same document, because first tokens are never predicted
+    # index of the document that contains a position. The position's target is in the same document, because the first token of
+    # a document is never predicted
     document_BL = document_begins(rows_BL, eos_id, bos_id, are_whole).cumsum(1) - 1
     document_BL = document_BL.clamp_min(0)
     counts_BL = labels_BL != IGNORE_INDEX
@@ -162,11 +165,11 @@ def by_pair(
 # Distillation: learn a teacher's next-token distribution (Hinton et al., "Distilling the knowledge in a neural network",
 # 2015).
 #
-# Labels hold the teacher's k largest probabilities. The rest of the teacher's probability counts as one more outcome, and
-# so does the student's probability of all other ids: the divergence compares two distributions over k + 1 outcomes. It
-# never exceeds the divergence over all ids, and is zero where teacher and student agree. If the k probabilities were
-# renormalised to 1, the teacher would seem surer than it is, and the student would become too sure (see Anshumann et al.,
-# "Sparse logit sampling: accelerating knowledge distillation in LLMs", 2025, on the bias of cached top-k).
+# Labels hold the teacher's k largest probabilities. All other ids together count as one more outcome, for the teacher and for
+# the student. So the divergence compares two distributions over k + 1 outcomes. It never exceeds the divergence over all ids,
+# and is zero where teacher and student agree. If the k probabilities were renormalised to 1, the teacher would seem surer than
+# it is, and the student would become too sure (see Anshumann et al., "Sparse logit sampling: accelerating knowledge
+# distillation in LLMs", 2025, on the bias of cached top-k).
 #
 # Shape suffixes: B rows, L positions, V ids, K stored ids.
 
@@ -203,7 +206,7 @@ def divergence(log_BLV: Tensor, ids_BLK: Tensor, teacher_BLK: Tensor) -> Tensor:
         >>> f"{divergence(log_probabilities, ids, torch.tensor([[[0.25, 0.25]]]).log()).item():.4f}"  # 0.5 of the rest
         '0.1733'
     """
-    # stored probabilities are rounded, so they may add up to a little more than one
+    # limit the sum to 1: stored probabilities are rounded, so they may add up to a little more
     mass_BL1 = teacher_BLK.exp().sum(-1, keepdim=True)
     teacher_BLK = teacher_BLK - mass_BL1.clamp_min(1.0).log()
     kl_BL = (teacher_BLK.exp() * (teacher_BLK - log_BLV.gather(-1, ids_BLK))).sum(-1)
@@ -218,17 +221,19 @@ Columns = Mapping[str, Tensor]
 _FIELD = "objective.source"
 _LEARNS_FROM = {"distill": "topk", "dpo": "logprob"}
 _BUILT_IN: dict[str, Callable[..., Any]] = {"distill": distillation, "dpo": dpo, "orpo": orpo}
-"""Value of ``objective.source`` -> factory of the objective's function. All but ``distill`` learn from pairs of answers."""
+"""Value of ``objective.source`` -> function that makes the objective. All objectives but ``distill`` learn from pairs of
+answers."""
 _PER_UNIT = 2.0**24
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _MOST_PARTS = 32
 _ROWS, _LENGTH = 2, 3
-"""Number of rows, and their length, of the zero micro-batch that the constructor of ``Objective`` calls the function with."""
+"""Number of rows, and their length, of the micro-batch of zeros with which the constructor of ``Objective`` tries the
+function."""
 
 
 class Objective:
-    """A training objective. The constructor calls its function once, with zero logits, to get the names of the parts that it
-    returns."""
+    """A training objective (loss function). The constructor calls the function once, with zero logits, to learn the names of
+    its parts (values that it returns for the log)."""
 
     def __init__(
         self,
@@ -268,7 +273,7 @@ class Objective:
             what = f"raises {type(error).__name__}: {error}, called with {_ROWS} rows of {_LENGTH} tokens"
             raise ConfigError(explain(_FIELD, source, what, "see springtide.model.objective")) from error
         self.names = tuple(sorted(parts))
-        """Sorted names of the parts, which are the objective's values for the log."""
+        """Sorted names of the parts: values that the objective returns for the log."""
         bad = [name for name in self.names if not _NAME.fullmatch(name)]
         if bad or len(self.names) > _MOST_PARTS:
             what = f"names a part {bad[0]!r}" if bad else f"names {len(self.names)} parts"
@@ -277,16 +282,18 @@ class Objective:
 
     @property
     def size(self) -> int:
-        """Number of sums that a call returns: sum, weight, and each part."""
+        """Length of the vector of sums that a call returns: sum, weight, and one sum per part."""
         return 2 + len(self.names)
 
     def __call__(
         self, outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Columns
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum to minimise, and a vector of sum, weight and parts, float64 (size,), without gradient. Raises
-        TrainingFailed if the function returns something invalid, or other names of parts than in the constructor."""
+        """Return the sum to minimise, and a vector of sum, weight and parts (values for the log), float64 (size,), without
+        gradient. Raises TrainingFailed if the function returns something invalid, or parts with other names than in the
+        constructor."""
         if not len(rows_BL):
-            # a rank without rows must join the collectives of backward: return a zero loss that depends on the model
+            # a rank without rows must take part in the collectives of backward: return a zero loss that depends on the model's
+            # output
             return outputs_BLV.sum() * 0.0, torch.zeros(self.size, dtype=torch.float64, device=outputs_BLV.device)
         columns = self._teacher(rows_BL) if self._teacher else columns
         total, weight, parts = self._call(outputs_BLV, rows_BL, labels_BL, columns)
@@ -297,7 +304,8 @@ class Objective:
             torch.as_tensor(value, dtype=torch.float64, device=total.device).detach().reshape(()) for value in values
         ]
         found = torch.stack(doubles)
-        # round to multiples of 2**-24, as ``row_losses``: their sums over ranks are exact. Not a user's: any magnitude
+        # round a built-in objective's sums to multiples of 2**-24, as ``row_losses`` does: then sums over ranks are exact. A
+        # user's objective may have any magnitude, so its sums are not rounded
         return total, torch.round(found * _PER_UNIT) / _PER_UNIT if self._is_built_in else found
 
     def checked_weight(self, sums: Sequence[float]) -> float:
@@ -317,7 +325,8 @@ class Objective:
         given = {name: one if one.is_floating_point() else one.long() for name, one in columns.items()}
         found = self._function(outputs_BLV, rows_BL, labels_BL, *[given] * self._takes_columns)
         if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[2], Mapping):
-            kind = "Tensor" if isinstance(found, Tensor) else type(found).__name__  # FakeTensor is torch's
+            # report a FakeTensor, a subclass of torch's, as Tensor
+            kind = "Tensor" if isinstance(found, Tensor) else type(found).__name__
             shown = f"{len(found)} values" if isinstance(found, tuple) else kind
             raise TrainingFailed(f"returned {shown}; return (sum, weight, parts), parts a dictionary")
         total, weight, parts = found
@@ -364,8 +373,8 @@ def _built_in(
 
 
 def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayout | None) -> bool:
-    """Return True if the function gets label columns. Raises ConfigError if the function needs labels that the config does not
-    name, or takes no labels although the config names some."""
+    """Return True if the function takes label columns (another model's predictions). Raises ConfigError if the function needs
+    labels but the config names none, or the config names labels but the function takes none."""
     field = "objective.labels"
     wanted = _LEARNS_FROM.get(source)
     if wanted and (layout is None or layout.what != wanted):

@@ -20,41 +20,42 @@ _YARN_FAST, _YARN_SLOW = 32.0, 1.0
 def rotary_table(
     config: ModelConfig, length: int, device: torch.device | None = None, local: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines of rotary positions, fp32 (length, R / 2) each (Su et al., "RoFormer", 2021). ``local``: for
-    the layers with a window in a model that also has global layers. LongRoPE (Ding et al., 2024, as in Phi 3) has one table for
-    rows of up to ``rope_original_length`` tokens and another table for longer rows: ``length`` selects the table."""
+    """Return the cosines and sines of rotary positions, fp32 (length, R / 2) each (Su et al., "RoFormer", 2021). ``local``:
+    True for the local layers (with a window) of a model that also has global layers. LongRoPE (Ding et al., 2024, as in Phi 3)
+    has two tables: if ``length`` is above ``rope_original_length``, the table for long rows is returned."""
     width, sharpened = config.rotary_width, 1.0
     theta = config.local_rope_theta or config.rope_theta if local else config.rope_theta
     rates = theta ** (-torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
     if local:
-        pass  # no scaling: in a longer context the window keeps its length
+        pass  # do not scale local layers: in a longer context, their window stays as long as before
     elif config.rope_scaling == "linear":
         rates = rates / config.rope_factor
     elif config.rope_scaling == "yarn":
         kept = 1.0 - _yarn_ramp(config, device)
         rates = kept * rates + (1.0 - kept) * rates / config.rope_factor
-        # this factor scales cosines and sines, so scores of queries and keys grow by its square
+        # this factor scales cosines and sines, so the scores of queries and keys are scaled by its square
         sharpened = config.rope_attention_factor or 0.1 * math.log(config.rope_factor) + 1.0
     elif config.rope_scaling == "longrope":
         factors = config.rope_long_factors if length > config.rope_original_length else config.rope_short_factors
         rates = rates / torch.tensor(factors, device=device)
         sharpened = config.rope_attention_factor or 1.0
     elif config.rope_scaling == "llama3":
-        # turns of each frequency in the original length; interpolate where they are between both factors (Llama 3.1, 2024)
+        # turns: number of full rotations of each frequency within the original length. Interpolate between scaled and unscaled
+        # frequency where turns is between both factors (Llama 3.1, 2024)
         turns = config.rope_original_length * rates / (2 * math.pi)
         low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
         rates = kept * rates + (1.0 - kept) * rates / config.rope_factor
     elif config.rope_scaling != "none":
-        raise ConfigError(explain("model.rope_scaling", config.rope_scaling, "is computed by nothing here", "use none"))
+        raise ConfigError(explain("model.rope_scaling", config.rope_scaling, "is not a known scaling", "use none"))
     angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * rates
     return angles.cos() * sharpened, angles.sin() * sharpened
 
 
 def _yarn_ramp(config: ModelConfig, device: torch.device | None) -> Tensor:
-    """Return how much YaRN stretches each wavelength, from 0 (not) to 1 (fully), fp32 (R / 2,). It is 0 for at least
-    ``_YARN_FAST`` turns within the original length, and 1 for at most ``_YARN_SLOW`` turns (Peng et al., "YaRN", 2023). As in
-    published models, both limits are rounded to whole dimensions."""
+    """Return how much YaRN stretches each wavelength, fp32 (R / 2,): 0 not at all, 1 by the full factor. It is 0 for
+    wavelengths with at least ``_YARN_FAST`` turns within the original length, and 1 for those with at most ``_YARN_SLOW`` turns
+    (Peng et al., "YaRN", 2023). As in published models, both limits are rounded to whole dimensions."""
     width, length = config.rotary_width, config.rope_original_length
 
     def dimension(turns: float) -> float:
@@ -76,13 +77,13 @@ def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def document_begins(
     tokens_BL: Tensor, eos_id: int, bos_id: int, are_whole: bool = False, padding_B: Tensor | None = None
 ) -> Tensor:
-    """Return which tokens begin a document, bool (B, L). The first token after the padding always begins one. Arguments
-    as for ``documents``."""
+    """Return a mask of the tokens that begin a document, bool (B, L). The first token after the padding always begins one. The
+    arguments are those of ``documents``."""
     is_eos_BL = tokens_BL == eos_id
     opens_BL = (tokens_BL == bos_id) & F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
     if padding_B is not None:
         is_first_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device) == padding_B[:, None]
-        # a bos_id right after the padding begins a document, as at the start of a row, even if bos_id equals eos_id
+        # a bos_id right after the padding, or at the start of a row, begins a document, even if bos_id equals eos_id
         opens_BL = opens_BL | is_first_BL & (tokens_BL == bos_id)
     follows_BL = F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
     begins_BL = opens_BL if are_whole else opens_BL | follows_BL
@@ -92,11 +93,11 @@ def document_begins(
 def document_firsts(
     tokens_BL: Tensor, eos_id: int, bos_id: int, are_whole: bool = False, padding_B: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the index in the row at which each token's document begins, and the token's position in its document, int64 (B, L)
-    each. Arguments as for ``documents``."""
+    """Return, for each token, the index in the row at which its document begins, and its position in the document, int64 (B, L)
+    each. The arguments are those of ``documents``."""
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
     begins_BL = document_begins(tokens_BL, eos_id, bos_id, are_whole, padding_B)
-    if are_whole and bos_id == eos_id:  # bos_id only separates: the document begins after it
+    if are_whole and bos_id == eos_id:  # here bos_id only separates documents: a document begins after it
         is_separator_BL = begins_BL & (tokens_BL == eos_id)
         begins_BL = begins_BL | F.pad(is_separator_BL[:, :-1], (1, 0), value=False)
     first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values
@@ -119,9 +120,9 @@ def documents(
     Args:
         newest: return positions (B, newest) and mask (B, 1, newest, L) of only the last ``newest`` tokens; 0: of all tokens.
         padding_B: number of padding tokens at the start of each row, to which no other token attends; None: no padding.
-        are_whole: no document continues in another row; true for chats. A document then begins only at a ``bos_id`` at the
-            start of the row or after an ``eos_id``, and may hold further ``eos_id``. If ``bos_id`` is the ``eos_id``, it
-            separates documents and belongs to none: positions begin after it.
+        are_whole: True if no document continues in another row, as in datasets of chats. Then a document begins only at a
+            ``bos_id`` that is at the start of the row or follows an ``eos_id``, and it may contain further ``eos_id``. If
+            ``bos_id`` equals ``eos_id``, it separates documents and belongs to none of them: positions begin after it.
     """
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
     first_BL, position_BL = document_firsts(tokens_BL, eos_id, bos_id, are_whole, padding_B)

@@ -7,8 +7,8 @@ bos_id)`` with the config's ``model`` section. It returns any ``nn.Module`` that
     may have ``blocks``, an ``nn.ModuleList``: each block is sharded, recomputed and compiled as a unit; without ``blocks``
     the whole model is one unit;
     may mask documents of a row from each other. ``eos_id`` and ``bos_id`` are None if no mask is needed. The function
-    ``documents`` of ``springtide.model`` returns positions and mask, with ``are_whole`` for a dataset of chats. The model need
-    not mask the loss: the rows already determine which tokens count in the loss.
+    ``documents`` of ``springtide.model`` computes positions and mask; pass ``are_whole=True`` for a dataset of chats. The model
+    need not mask the loss: the rows already determine which tokens count in the loss.
 
 Initial weights may come from torch's generator. It is seeded with ``model.init_seed``, so they are the same on every rank.
 """
@@ -31,8 +31,9 @@ def make(
     bos_id: int | None = None,
     whole_documents: bool = False,
 ) -> nn.Module:
-    """Return the model that a config names: the decoder on the meta device, without memory for its weights, or a user's model
-    with its initial weights, on the CPU. Raises ConfigError if the user's function cannot be found or returns no module."""
+    """Return the model that a config names. springtide's decoder is on the meta device, without memory for its weights. A
+    user's model has its initial weights, on the CPU. Raises ConfigError if the user's function cannot be found or returns no
+    module."""
     if not config.source:
         return skeleton(config, vocab_size, eos_id, bos_id, whole_documents)
     function = find_code("model.source", config.source)
@@ -50,7 +51,7 @@ def whole(
     bos_id: int | None = None,
     whole_documents: bool = False,
 ) -> nn.Module:
-    """Return the model with all its weights on the CPU, for a single process to load a checkpoint into."""
+    """Return the model with memory for all its weights on the CPU, for a single process that loads a checkpoint into it."""
     return (make if config.source else build)(config, vocab_size, eos_id, bos_id, whole_documents)
 
 

@@ -1,9 +1,10 @@
 """Adafactor: keeps one second moment for each row and each column of a matrix, and no first moments (Shazeer and Stern,
 "Adafactor: adaptive learning rates with sublinear memory cost", 2018, algorithms 4 and 5 with their constants).
 
-The step is relative: the learning rate is multiplied by a tensor's root mean square, or by 0.001 if that is larger. The
-schedule sets the rate, and weight decay is decoupled. Two all-reduces per step sum squares over the columns and over whole
-tensors. They run in float64, so that the bits of the sums do not depend on where shards are cut.
+The step size is relative to the weights: the learning rate is multiplied by the root mean square of the tensor, or by 0.001 if
+that is larger. The learning rate follows ``optim.schedule``, and weight decay is decoupled. Two all-reduces per step sum
+squares: one over columns, one over whole tensors. They run in float64, so that the bits of the sums do not depend on where
+shards are cut.
 
 Shape suffixes: M rows of a tensor, R elements in a row (all dimensions after the first).
 """
@@ -29,11 +30,11 @@ _SQUARE, _LEAST = 1e-30, 1e-3
 _CLIP = 1.0
 """Largest root mean square of an update; larger updates are scaled down to it."""
 _AT_ONCE = 2**22
-"""Number of elements that are squared at a time, in float64."""
+"""Number of gradient elements that are converted to float64 and squared at a time, to save memory."""
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Adafactor for the parameter groups ``groups``. For vectors it keeps a second moment of each element."""
+    """Adafactor for the parameter groups ``groups``. A vector has one second moment for each element."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
@@ -52,7 +53,7 @@ class Adafactor(torch.optim.Optimizer):
         for number, (parameter, group) in enumerate(moved):
             means = squares[2 * number : 2 * number + 2] / max(1, parameter.numel())
             of_update, of_weight = means.sqrt().to(parameter.dtype).unbind()
-            # compute the update a second time: keeping those of all tensors would take as much memory as the weights
+            # compute each update a second time: keeping the updates of all tensors would take as much memory as the weights
             update = self._update(parameter).div_((of_update / _CLIP).clamp_min(1.0))
             weight = local(parameter.detach())
             weight.mul_(1.0 - group["lr"] * group["weight_decay"])
@@ -88,7 +89,7 @@ class Adafactor(torch.optim.Optimizer):
         gradient = local(parameter.grad)
         if parameter.dim() < 2:
             return gradient / local(state["exp_avg_sq"]).sqrt()
-        # mean of column_sq, which is whole on each rank; row_sq, which is sharded, has the same mean
+        # use the mean of column_sq, which every rank holds whole. The mean of row_sq, which is sharded, is equal
         mean = state["column_sq"].double().mean().to(parameter.dtype)
         update_MR = _matrix(gradient) / (local(state["row_sq"]) / mean).sqrt_()[:, None]
         return update_MR.div_(state["column_sq"].sqrt()).view_as(gradient)
@@ -100,12 +101,13 @@ def _new_moments(parameter: Tensor) -> dict[str, Tensor]:
     shard = local(parameter)
     return {
         "row_sq": sharded_as(parameter, shard.new_zeros(len(shard)), (len(parameter),)),
-        "column_sq": shard.new_zeros(math.prod(shard.shape[1:])),  # the same on all ranks
+        "column_sq": shard.new_zeros(math.prod(shard.shape[1:])),  # not sharded: equal on all ranks
     }
 
 
 def sharded_as(parameter: Tensor, shard: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Wrap this rank's ``shard`` as part of a tensor of ``shape``, with its rows sharded like those of ``parameter``."""
+    """Return this rank's ``shard`` as a DTensor of the full ``shape``, with rows sharded like the rows of ``parameter``. If
+    ``parameter`` is no DTensor, return ``shard`` itself."""
     if not isinstance(parameter, DTensor):
         return shard
     stride = torch.empty(shape, device="meta").stride()
@@ -141,7 +143,8 @@ def _square(tensor: Tensor) -> Tensor:
 
 
 def _mix(moment: Tensor, newest: Tensor, share: float) -> None:
-    # single operations, each of which rounds: a fused operation would round the end of a shard differently
+    # multiply and add in separate kernels: a fused kernel may round the last elements of a shard differently, so the result
+    # would depend on where shards are cut
     moment.mul_(1.0 - share).add_((newest * share).to(moment.dtype))
 
 

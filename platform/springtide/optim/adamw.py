@@ -1,8 +1,8 @@
 """AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019) on a rank's local shards.
 
-torch's AdamW works on DTensors. Before its first step on a device mesh, DTensor derives the placement of each result, weight by
-weight. For a small model this takes 0.2 s of a core, again after each change of the number of ranks. An update of a shard needs
-no other shard, so this class updates plain local shards.
+torch's AdamW updates DTensors. Before its first step on a device mesh, DTensor derives the placement of every result, weight by
+weight. For a small model this takes 0.2 s of CPU time, and again after every change of the number of ranks. The update of a
+shard needs no other shard, so this class updates the local shards as plain tensors.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from springtide.checkpoint.tensors import local
 
 
 class ShardAdamW(torch.optim.AdamW):
-    """AdamW whose state is sharded like the parameters, and whose step computes with this rank's shards."""
+    """AdamW whose state is sharded like the parameters. Each rank updates only its own shards."""
 
     HAS_STATE_OF_ADAMW = True
-    """``checkpoint.tensors`` creates the state of this class as for torch's AdamW. Subclasses do not inherit this."""
+    """Tells ``checkpoint.tensors`` that this class has the same state as torch's AdamW. It does not count for subclasses, such
+    as Muon, whose state differs."""
 
     def _init_group(self, group: dict[str, Any], *tensors: list[Tensor]) -> bool:
         """Collect a parameter group's tensors as local shards: parameters, gradients, moments, and step counts."""

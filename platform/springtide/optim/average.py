@@ -1,4 +1,5 @@
-"""Exponential moving average of the weights (Polyak averaging; Busbridge et al., "How to scale your EMA", 2023), by tokens.
+"""Exponential moving average of the weights (Polyak averaging; Busbridge et al., "How to scale your EMA", 2023), with a
+half-life in tokens.
 
 The average is a weighted mean of the model's weights after each update so far. Weights count half as much as weights that are
 ``optim.ema_half_life`` tokens newer, at any batch size. The initial weights are not part of the average, and the average does
@@ -19,24 +20,25 @@ from springtide.checkpoint.tensors import local
 from springtide.distributed.fsdp import reshard
 
 _SHARE = "newest_share"
-"""Key in a parameter group: share, 0 to 1, of the weights after the next step in the new average."""
+"""Key in a parameter group. Its value, 0 to 1, is how much the weights after the next step count in the new average."""
 
 
 def keep_average(optimizer: torch.optim.Optimizer) -> None:
-    """Make ``optimizer`` keep an average of its weights. There is no average before its first step."""
+    """Make ``optimizer`` keep an average of its weights. There is no average before the optimizer's first step."""
     optimizer.register_step_post_hook(_update)
 
 
 def set_newest_share(optimizer: torch.optim.Optimizer, share: float) -> None:
-    """Set the ``share``, 0 to 1, of the weights after the next step in the new average."""
+    """Set how much the weights after the next step count in the new average: ``share``, from 0 to 1."""
     for group in optimizer.param_groups:
         group[_SHARE] = share
 
 
 @contextlib.contextmanager
 def averaged_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[bool]:
-    """In the body of the ``with`` statement, the model has the averaged weights. Yields False if there are no averages. All
-    ranks must enter the statement together, and not while the state is being copied for a checkpoint."""
+    """Give the model its averaged weights in the body of the ``with`` statement, and its trained weights again afterwards.
+    Yields False, and changes nothing, if there are no averages. All ranks must enter the statement together, and not while the
+    state is being copied for a checkpoint."""
     has_average = any(AVERAGE in state for state in optimizer.state.values())
     if not has_average:
         yield False
@@ -53,13 +55,14 @@ def averaged_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iter
 @torch.no_grad()
 def _update(optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
     for group in optimizer.param_groups:
-        # pop: where one optimizer's step calls another's, this hook runs twice, and must average only once
+        # remove the share: Muon's step calls AdamW's step, so this hook runs twice, and each group must be averaged only once
         share = group.pop(_SHARE, None)
         for parameter in group["params"]:
             if AVERAGE in optimizer.state.get(parameter, ()):
                 if share is not None:
                     average = local(optimizer.state[parameter][AVERAGE])
-                    # single operations: a fused operation would round the end of a shard differently
+                    # multiply and add in separate kernels: a fused kernel may round the end of a shard differently, so the
+                    # average would depend on where shards are cut
                     average.add_((local(parameter.detach()) - average).mul_(share))
             elif parameter.grad is not None:
                 optimizer.state[parameter][AVERAGE] = parameter.detach().clone()

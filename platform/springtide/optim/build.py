@@ -47,9 +47,9 @@ def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> t
 
 
 def may_fuse(config: ParallelConfig, device: torch.device) -> bool:
-    """Return True if the optimizer of a model that computes on ``device`` may be fused. On a CPU a fused optimizer rounds the
-    elements at a shard's end that do not fill a vector register differently from the rest. The last bit then depends on where
-    shards are cut, so a run that must be bit-exact does not fuse."""
+    """Return True if the optimizer of a model that computes on ``device`` may use torch's fused kernels. On a CPU such a kernel
+    rounds the last few elements of a shard, which do not fill a vector register, differently from the rest. The last bit then
+    depends on where shards are cut, so a run with ``parallel.exact`` does not use fused kernels on a CPU."""
     return not (config.exact and weights_on(config, device).type == "cpu")
 
 
@@ -89,12 +89,14 @@ _OPTIMIZERS: dict[str, Callable[[_Groups, _Groups, OptimConfig, bool], torch.opt
     "lamb": _lamb,
     "muon": _muon,
 }
-"""Value of ``optim.optimizer`` -> factory(groups of other parameters, groups of block matrices, config, fused)."""
+"""Value of ``optim.optimizer`` -> function that builds the optimizer. Its arguments: groups of all other parameters, groups of
+the matrices of blocks, config, fused."""
 
 
 def _groups(model: nn.Module, config: OptimConfig) -> tuple[_Groups, _Groups]:
-    """Return the parameter groups of block matrices, second, and of all other parameters, first, without frozen parameters.
-    Block matrices have separate groups only for Muon or with a base width; otherwise they are among the other parameters."""
+    """Return two lists of parameter groups, without frozen parameters: one for all other parameters, and one for the matrices
+    of blocks. Matrices of blocks have groups of their own only for Muon or with ``model.base_width``. Otherwise they are in the
+    first list and the second is empty."""
     wider = model.config.width_multiplier if isinstance(model, Decoder) else 1.0
     apart = config.optimizer == "muon" or wider != 1.0
     blocks = {id(one) for one in getattr(model, "blocks", nn.ModuleList()).parameters() if apart and one.dim() == 2}
@@ -105,7 +107,8 @@ def _groups(model: nn.Module, config: OptimConfig) -> tuple[_Groups, _Groups]:
         is_apart, own = id(parameter) in blocks, group_of(plain_name(name), config)
         decay = config.weight_decay if parameter.dim() >= 2 else 0.0
         decay = own.weight_decay if own is not None and own.weight_decay is not None else decay
-        # the base width does not scale the rates of adapters: at every width, B has the same inputs, the rank
+        # the base width does not scale the learning rates of adapters: the adapter matrix B has as many inputs as its rank,
+        # whatever the width of the model
         scale, width = own.lr_scale if own else 1.0, wider if is_apart and not is_adapter(name) else 1.0
         found.setdefault((is_apart, scale / width, decay * width), []).append(parameter)
     others: _Groups = []
@@ -135,10 +138,10 @@ def square_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 # the parameters that train, a list of ``(name, parameter)``, and the config's ``optim`` section. It returns a
 # ``torch.optim.Optimizer`` that holds all of these parameters. What the user's function can rely on:
 #
-# - rates follow the schedule: a group's initial ``lr`` is its rate at ``optim.peak_lr``
+# - learning rates follow the schedule: a group's initial ``lr`` is its rate while the schedule is at ``optim.peak_lr``
 # - gradients are summed over ranks, and clipped, before the optimizer's step
 # - ``optim.ema_half_life`` averages the weights; ``optim.groups`` may freeze some weights
-# - parameters of a sharded model are DTensors: elementwise operations need no care, norms do
+# - parameters of a sharded model are DTensors: elementwise operations work as usual, a norm must include all ranks' shards
 #
 # The optimizer's state is saved and resharded if it consists of tensors. Each tensor must have the shape and sharding of its
 # parameter, as from ``torch.zeros_like``, or be a scalar that is equal on all ranks.

@@ -29,13 +29,13 @@ class Lamb(torch.optim.Optimizer):
             self._advance(parameter, *group["betas"])
         ratios = iter(self._trust_ratios([(one, group) for one, group in moved if one.dim() >= 2]))
         for parameter, group in moved:
-            # compute the update a second time: keeping those of all tensors would take as much memory as the weights
+            # compute each update a second time: keeping the updates of all tensors would take as much memory as the weights
             update = self._update(parameter, group).mul_(group["lr"])
             local(parameter).sub_(update.mul_(next(ratios)) if parameter.dim() >= 2 else update)
 
     def _advance(self, parameter: Tensor, beta1: float, beta2: float) -> None:
-        """Update the moments. Operations are not fused, here and in ``_update``: a fused operation would round the end of a
-        shard differently."""
+        """Update the moments. Here and in ``_update`` multiplications and additions run in separate kernels: a fused kernel may
+        round the end of a shard differently, so the result would depend on where shards are cut."""
         state = self.state[parameter]
         if "step" not in state:
             state["step"] = torch.zeros(())

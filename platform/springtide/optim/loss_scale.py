@@ -12,8 +12,8 @@ _PATIENCE = 2000
 
 
 class LossScale:
-    """Factor of the loss before backward, so that small gradients do not vanish in fp16. All ranks observe the same
-    overflows, so they keep the same scale.
+    """Factor by which the loss is multiplied before backward, so that small gradients do not vanish in fp16. All ranks observe
+    the same overflows, so they keep the same scale.
 
     The loss is divided by the tokens of all ranks before backward, so the right scale grows with the global batch. The scale
     doubles after every step until the first overflow, so finding it costs a few steps. From then on it adapts slowly."""

@@ -1,9 +1,10 @@
 """Muon: updates of the blocks' matrices are orthogonalized, so that all singular values are near one (Jordan et al., "Muon",
-2024), and scaled so that AdamW's learning rate and decay fit (Liu et al., "Muon is scalable for LLM training", 2025). Other
-parameters use AdamW.
+2024), and scaled so that a learning rate and weight decay tuned for AdamW fit (Liu et al., "Muon is scalable for LLM training",
+2025). Other parameters use AdamW.
 
-Each matrix is orthogonalized whole, on one rank. The ranks take matrices of one shape, one matrix for each rank: they exchange
-shards, each rank orthogonalizes its matrix, and they exchange the shards back. So the update is the same at any world size.
+Each matrix is orthogonalized as a whole, on one rank. The ranks take as many matrices of one shape as there are ranks. They
+exchange shards so that each rank has one whole matrix, orthogonalize, and exchange the shards back. So the update is the same
+at any world size.
 
 Shape suffixes: M and N rows and columns of a matrix.
 """
@@ -69,7 +70,8 @@ def _shape(parameter: Tensor) -> tuple[int, ...]:
 
 
 def _orthogonal(same: Iterable[Tensor], direction: Callable[[Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield this rank's shard of each parameter, and of the parameter's orthogonalized ``direction``. All have one shape."""
+    """Yield pairs: this rank's shard of a parameter, and this rank's shard of the parameter's orthogonalized ``direction``. All
+    parameters in ``same`` have one shape."""
     parameters = list(same)
     size, rank, group = sharded_over(parameters[0])
     for begin in range(0, len(parameters), size):
@@ -83,8 +85,8 @@ def _orthogonal(same: Iterable[Tensor], direction: Callable[[Tensor], Tensor]) -
 
 
 def _each_does_one(shards: list[Tensor], shape: torch.Size, size: int, rank: int, group: Any) -> list[Tensor]:
-    """Orthogonalize one matrix per rank. ``shards``: this rank's shards of at most ``size`` matrices (M, N), cut by rows as
-    torch.chunk does. Returns this rank's shards of the orthogonalized matrices."""
+    """Orthogonalize at most ``size`` matrices (M, N), one on each rank. ``shards``: this rank's shards of the matrices, cut by
+    rows as torch.chunk does. Returns this rank's shards of the orthogonalized matrices."""
     M, N = shape
     most = -(-M // size)
     held = [max(0, min(most, M - one * most)) * N for one in range(size)]

@@ -79,7 +79,7 @@ def _check_adapter(model: Decoder) -> None:
             if rank > (side := min(found[name].in_features, found[name].out_features)):
                 problem = f"is more than the smaller side of {name}, which is {side}"
                 raise ConfigError(
-                    explain("model.adapter_rank", rank, problem, "lower it; an adapter saves nothing then")
+                    explain("model.adapter_rank", rank, problem, "lower it: such an adapter is larger than the matrix")
                 )
 
 

@@ -16,11 +16,13 @@ _SHAPES: dict[str, Callable[[float], float]] = {
     "wsd": lambda progress: 1.0 - progress,
     "wsd_sqrt": lambda progress: 1.0 - math.sqrt(progress),
 }
-"""Value of ``optim.schedule`` -> function: progress of the decay, 0 to 1, -> share left of the way from peak to final rate."""
+"""Value of ``optim.schedule`` -> function from the progress of the decay, 0 to 1, to how far the rate still is above the final
+rate: 1 at the peak, 0 at the end."""
 
 
 def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
-    """Return the rate of the step that ends at ``tokens`` of a run of ``total_tokens``; ``schedule_begin`` is added to both.
+    """Return the learning rate of the step after which ``tokens`` of the run's ``total_tokens`` are trained.
+    ``optim.schedule_begin`` is added to both numbers.
 
     The warm-up is linear. Over the last ``decay`` tokens the rate falls in the shape of ``schedule``: a half cosine, linear (to
     zero: Bergsma et al., "Straight to zero", 2025; after a constant part: Hu et al., MiniCPM, 2024), or 1 - sqrt (Haegele et
@@ -38,6 +40,6 @@ def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use ``rate`` in the next step, times the ``lr_scale`` of each parameter group."""
+    """Set the learning rate of each parameter group in the next step: ``rate`` times the group's ``lr_scale``."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)

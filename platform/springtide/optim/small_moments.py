@@ -26,7 +26,7 @@ from springtide.optim.adafactor import sharded_as
 _BLOCK = 256
 _DECADES = 7
 _ZERO = (0, 127)
-"""Code of the value 0 in the unsigned table (second moments) and in the signed table (first moments)."""
+"""8-bit code that stands for the value 0: in the unsigned table (second moments), then in the signed table (first moments)."""
 _AT_ONCE = 2**22
 """Number of elements whose moments are converted to fp32 at a time."""
 _FIRST, _SECOND, _SCALE = "exp_avg", "exp_avg_sq", "_scale"
@@ -44,7 +44,7 @@ class SmallMomentsAdamW(torch.optim.Optimizer):
             "int8": (_Rounded(torch.float32), _Quantized()),
         }
         self._stored = look_up(stored, "optim.moments", moments)
-        """How moments are stored: those of vectors, and those of tensors with more dimensions."""
+        """Storage formats of moments: first for vectors, then for tensors with more dimensions."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -55,8 +55,8 @@ class SmallMomentsAdamW(torch.optim.Optimizer):
                     self._advance(parameter, group)
 
     def _advance(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        """Update one parameter, some rows at a time. Operations are not fused: a fused operation would round the end of
-        a shard differently."""
+        """Update one parameter, some rows at a time. Multiplications and additions run in separate kernels: a fused kernel may
+        round the end of a shard differently, so the result would depend on where shards are cut."""
         state = self.state[parameter]
         stored = self._stored[parameter.dim() >= 2]
         if "step" not in state:
@@ -85,13 +85,14 @@ def _parts(shard: Tensor) -> Iterator[slice]:
 
 
 class _Storage(Protocol):
-    """Interface of a storage format for moments. ``state`` maps names of moments to this rank's shards."""
+    """Interface of a storage format for moments. Argument ``state`` of its methods: key of a stored tensor -> this rank's shard
+    of it."""
 
     def new(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the stored tensors of the moment ``name`` of a parameter, with the value zero."""
+        """Return the tensors that store the moment ``name`` of a parameter, by key. The moment is zero."""
 
     def read(self, state: dict[str, Tensor], name: str, rows: slice) -> Tensor:
-        """Return a copy of the ``rows`` of the moment ``name``, in fp32."""
+        """Return some ``rows`` of the moment ``name``, as a new fp32 tensor."""
 
     def write(self, state: dict[str, Tensor], name: str, rows: slice, values: Tensor) -> None:
         """Store ``values`` as the ``rows`` of the moment ``name``."""
@@ -104,11 +105,11 @@ class _Rounded:
         self._dtype = dtype
 
     def new(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the stored tensors of the moment ``name`` of a parameter, with the value zero."""
+        """Return the tensors that store the moment ``name`` of a parameter, by key. The moment is zero."""
         return {name: torch.zeros_like(parameter, dtype=self._dtype)}
 
     def read(self, state: dict[str, Tensor], name: str, rows: slice) -> Tensor:
-        """Return a copy of the ``rows`` of the moment ``name``, in fp32."""
+        """Return some ``rows`` of the moment ``name``, as a new fp32 tensor."""
         return state[name][rows].to(torch.float32, copy=True)
 
     def write(self, state: dict[str, Tensor], name: str, rows: slice, values: Tensor) -> None:
@@ -123,14 +124,14 @@ class _Quantized:
         self._known: dict[tuple[bool, torch.device], tuple[Tensor, Tensor]] = {}
 
     def new(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the stored tensors of the moment ``name`` of a parameter, with the value zero."""
+        """Return the tensors that store the moment ``name`` of a parameter, by key. The moment is zero."""
         codes = torch.full_like(parameter, _ZERO[name == _FIRST], dtype=torch.uint8)
         num_blocks = -(-_width(parameter) // _BLOCK)
         shard = local(parameter).new_zeros(len(local(parameter)), num_blocks, dtype=torch.float32)
         return {name: codes, name + _SCALE: sharded_as(parameter, shard, (len(parameter), num_blocks))}
 
     def read(self, state: dict[str, Tensor], name: str, rows: slice) -> Tensor:
-        """Return a copy of the ``rows`` of the moment ``name``, in fp32."""
+        """Return some ``rows`` of the moment ``name``, as a new fp32 tensor."""
         codes, scales_MN = state[name][rows], state[name + _SCALE][rows]
         values = self._values(name == _FIRST, codes.device)[0][codes.int()]
         each = scales_MN.repeat_interleave(_BLOCK, dim=1)[:, : _width(codes)]
@@ -145,13 +146,14 @@ class _Quantized:
         edges = self._values(name == _FIRST, values.device)[1]
         codes = torch.bucketize(shares, edges, out_int32=True)
         if name == _SECOND:
-            codes += (codes == 0) & (shares > 0)  # not 0: the update divides by the moment's root
+            codes += (codes == 0) & (shares > 0)  # keep small values above 0: the update divides by their root
         codes = codes.view(M, -1)[:, :R]
         state[name][rows] = codes.reshape(values.shape).to(torch.uint8)
         state[name + _SCALE][rows] = scales_MN
 
     def _values(self, signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the value of each 8-bit code, and the midpoints between neighbouring values, for rounding to the nearest."""
+        """Return the value of each 8-bit code, and the midpoints between neighbouring values, at which rounding switches to the
+        next code."""
         if (signed, device) not in self._known:
             values = _code_values(signed, device)
             self._known[signed, device] = values, (values[1:] + values[:-1]) / 2

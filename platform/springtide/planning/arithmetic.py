@@ -1,9 +1,9 @@
 """Predict the device memory and the duration of a step by arithmetic, which takes milliseconds. In contrast,
-``planning/step_memory.py`` runs the step on tensors without memory, takes seconds and needs torch. Tests compare the two.
+``planning/step_memory.py`` runs the step on tensors without memory, takes seconds and needs torch. Tests compare the results.
 
     between steps     shards of weights, gradients and moments
-    in a step         + gathered weights (of all blocks, or with zero3 of one), activations, logits of a part of the tokens,
-                      unsharded gradients
+    in a step         + gathered weights (with zero3 of one block, else of all blocks), activations, logits of some of the
+                      tokens, unsharded gradients
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class ModelSize(NamedTuple):
         return 6.0 * (self.num_layers * self.block_matrices + self.table) + 12.0 * self.attended
 
     def hardware_flops_per_token(self, recompute: str) -> float:
-        """Return the FLOPs for a token, including activations that are recomputed in backward; ``recompute``: its mode."""
+        """Return the FLOPs for a token, including activations recomputed in backward; ``recompute``: as
+        ``parallel.recompute``."""
         again = 2.0 * self.num_layers * self.block_matrices + 4.0 * self.attended
         return self.flops_per_token + (again if recompute == "full" else 0.0)
 
@@ -136,7 +137,8 @@ def activations(model: ModelConfig, recompute: str, precision: str, gpu: bool) -
 
 
 def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> int:
-    """Return approximately the peak bytes of a step that ``planning/step_memory.py`` predicts, for a decoder without adapter.
+    """Return roughly the peak bytes of a step per worker, as ``planning/step_memory.py`` predicts them. For decoders without
+    adapter.
 
     Args:
         config: settings of the run; ``train.micro_batch`` is a number.
@@ -156,10 +158,10 @@ def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> in
     there = kept.kept * tokens * (1 if gpu and parallel.offloads_activations else size.num_layers)
     forward, backward = there + head, there + kept.again * tokens
     states, weights = state_bytes(size, config.optim), size.num_parameters
-    shares = math.inf if gpu and parallel.offloads_parameters else shards  # offloaded shards are on the host
+    shares = math.inf if gpu and parallel.offloads_parameters else shards  # offloaded shards are in host memory
     if world_size == 1 and not parallel.exact and parallel.offload == "none":
         copies = 0
-        # on one worker, weights are cast at each use; without recomputation, the casts of blocks are kept for backward
+        # a single worker casts weights at each use; without recomputation, it keeps the cast weights of all blocks for backward
         if cast < 4:
             kept_blocks = size.num_layers * size.block_matrices if parallel.recompute == "none" else 0
             copies = cast * (2 * size.table + kept_blocks)
@@ -178,32 +180,32 @@ def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> in
     return round(states / shares + max(step, last))
 
 
-# Predict how long a step takes on a cluster that is not rented yet: a roofline with one measured number, the efficiency.
+# Predict how long a step takes on a cluster that is not rented yet: a roofline model with one measured number, the efficiency.
 #
 # device    matrix products at the device's FLOP/s + everything else at its memory bandwidth     / efficiency
 # host      CPU time to launch the operations, the same for small and large ones                 / efficiency
 # links     ring all-gather and reduce-scatter of weights and gradients
-# step      GPUs: compute = max(device, host) overlaps with links, so a step takes max(compute, links), plus the part of the
-#           shorter one that belongs to one block and overlaps with nothing.
+# step      GPUs: max(device, host), the compute, overlaps with links. A step takes max(compute, links) +
+#           min(compute, links) / number of blocks, because one block's part of the shorter time overlaps with nothing.
 #           CPUs: device + host + links, because the same cores do everything.
 #
 # A kernel is limited by arithmetic or by memory (Williams, Waterman and Patterson, "Roofline", CACM 2009). Kernels run one
-# after the other, so their times add up. A ring of n moves (n - 1) / n of the bytes over each link (Patarasuk and Yuan,
-# "Bandwidth optimal all-reduce", 2009). The slowest link counts: between nodes it is a node's link, which its devices share.
+# after the other, so their times add up. A ring of n devices moves (n - 1) / n of the bytes over each link (Patarasuk and Yuan,
+# "Bandwidth optimal all-reduce", 2009). The slowest link decides: between nodes, the devices of a node share its network link.
 
 ASSUMED_EFFICIENCY = 0.62
-"""Share of a device's stated speed that a step reaches, if no run was measured. On one H200, models of 125M, of 1.3B and of the
-shape of an 8B had 0.59, 0.66 and 0.64, computed from the tokens/s in benchmarks/RESULTS.md."""
+"""Share of a device's stated speed that a step reaches, if no run was measured. On one H200, a model of 125M weights, one of
+1.3B, and one with the shape of an 8B reached 0.59, 0.66 and 0.64, computed from the tokens/s in benchmarks/RESULTS.md."""
 _BLOCK_STARTS, _FORWARD_STARTS, _OTHER_STARTS = 212, 73, 78
-"""Numbers of torch operations in a micro-batch: in a block, forward and backward; in a block, forward alone, which
-recomputation repeats; and outside the blocks. Counted as torch dispatches them (TorchDispatchMode), views and gradients
+"""Numbers of torch operations per micro-batch: in the forward and backward of one block; in the forward of one block, which
+recomputation repeats; and outside all blocks. Counted as torch dispatches them (TorchDispatchMode), views and gradients
 included."""
 _START_S = 14e-6
-"""CPU time to launch an operation, measured on the machine of benchmarks/plan.py with matrices so small that only launches
-count [s]."""
+"""CPU time to launch an operation [s]. Measured on the machine of benchmarks/plan.py, with matrices so small that launches take
+nearly all the time."""
 _MESSAGE_S = 0.005
-"""Latency of a collective of one block, on top of the transfer of its bytes. Measured on the machine of benchmarks/plan.py:
-gloo between two ranks that both compute [s]."""
+"""Latency of the collective of one block, in addition to the transfer of its bytes [s]. Measured with gloo on the machine of
+benchmarks/plan.py, between two ranks that compute at the same time."""
 
 
 class StepTime(NamedTuple):
@@ -217,7 +219,7 @@ class StepTime(NamedTuple):
     blocks: int
     """Number of blocks whose communication overlaps with the computation of other blocks; 0: nothing overlaps."""
     host_s: float = 0.0
-    """CPU time to launch operations; the CPU launches ahead and does not wait for the device."""
+    """CPU time to launch operations. The CPU launches operations ahead and does not wait for a GPU."""
 
     def step_s(self, efficiency: float) -> float:
         """Return the duration of a step [s].
@@ -233,7 +235,7 @@ class StepTime(NamedTuple):
 
     def efficiency(self, measured_s: float) -> float:
         """Return the efficiency at which ``step_s`` gives ``measured_s``, found by bisection. If communication alone takes
-        longer, return the upper limit of the search."""
+        longer than ``measured_s``, return the upper limit of the search, 10,000."""
         low, high = 1e-4, 1e4
         for _ in range(100):
             middle = math.sqrt(low * high)
@@ -283,14 +285,15 @@ def _links_s(config: Config, size: ModelSize, node: NodeType, workers: int, shar
     parallel, weights = config.parallel, size.num_parameters
     cast, summed = _BYTES[parallel.computes_in], 8 if parallel.exact else 4
     each = parallel.strategy == "zero3"
-    # zero3 gathers weights in forward and backward of each micro-batch; zero2 and zero3 reduce gradients after each
+    # zero3 gathers weights in forward and in backward of each micro-batch; zero2 and zero3 reduce gradients once per
+    # micro-batch
     gathers = 2 * micro_steps if each else 1
     reduces = micro_steps if parallel.strategy in ("zero2", "zero3") and not parallel.exact else 1
     sharded = (gathers * cast + reduces * summed) * weights
     found = 0.0
     if shards > 1:
         found += sharded * (shards - 1) / shards / _link(node, shards)
-    if (copies := workers // shards) > 1:  # copies of the model all-reduce the gradients of their shards
+    if (copies := workers // shards) > 1:  # copies of the model all-reduce their shards' gradients
         found += 2 * summed * weights / shards * (copies - 1) / copies / _link(node, workers)
     if workers > 1 and not config.elastic.gpus_per_worker:
         found += (gathers + reduces) * size.num_layers * _MESSAGE_S

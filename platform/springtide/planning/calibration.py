@@ -1,5 +1,5 @@
-"""Calibrate a plan (a forecast of time and cost) by a measured run: its step time relative to the roofline, its restarts and
-its saves."""
+"""Calibrate a plan (a forecast of time and cost) with a measured run: how near its steps come to the roofline, and how long its
+restarts and saves take."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAME = (
     *("shards.sequence_length", "shards.mask_across_documents", "stream.global_batch", "stream.lanes"),
     *("optim.optimizer", "optim.moments", "optim.source", "optim.groups", "optim.ema_half_life", "train.micro_batch"),
 )
-"""Settings, besides those in ``_SECTIONS``, that the time of a step depends on."""
+"""Settings that change the time of a step, in addition to all settings in ``_SECTIONS``."""
 _SECTIONS = ("model", "parallel", "objective")
 
 
@@ -42,22 +42,22 @@ class Calibration(NamedTuple):
     step_s: float
     """Median time of a step [s]."""
     efficiency: float
-    """Share of the device's stated speed at which the roofline of ``node_type`` gives ``step_s``."""
+    """Share of the device's stated speed that the run reached, so that the roofline of ``node_type`` predicts ``step_s``."""
     restart_s: float | None
     """Median time from the last step of a worker group to training in the next group; None if there was no restart [s]."""
     save_s: float | None
     """Median time that training waited for a save; None if there was no save [s]."""
 
     def describe(self) -> str:
-        """Return, as a line of text, from which run the figures come, and the efficiency."""
+        """Return a line of text with the efficiency and the run that it was measured in."""
         return (
             f"roofline with an efficiency of {self.efficiency:.2f}, so that run {self.run} ({self.world_size} workers on "
             f"{self.node_type}, median of {self.num_steps} steps: {self.step_s:.4g} s) comes out as measured"
         )
 
     def is_of(self, config: Config, size: ModelSize, node_type: str, workers: int) -> bool:
-        """Return whether a run of ``config`` would do the same steps on the same nodes, so that ``step_s`` is its
-        measured step time."""
+        """Return True if a run of ``config`` would do the same steps on the same nodes as the measured run. Then ``step_s`` can
+        be used as its step time."""
         changed = [
             name
             for name in configs.difference(self.config, config)
@@ -72,14 +72,14 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
 
     Args:
         path: the run's folder.
-        measured_on: name of the node type that the run used; empty: the only node type of ``file``, or the one with the run's
-            device.
+        measured_on: name of the node type that the run used; empty: the only node type in ``file``, or the node type with the
+            run's device.
         file: the cluster file, which lists the node types.
 
     Raises:
-        ConfigError: the run has too few steps, has no plain decoder, or its node type is not known.
+        ConfigError: the run has too few steps, its model is not a plain decoder, or its node type is not known.
     """
-    from springtide.run.folder import open_run  # imported late: pandas and pyarrow take longer to import than a plan
+    from springtide.run.folder import open_run  # imported late: importing pandas takes longer than a plan
     from springtide.tracking.ledger import ledger
 
     run = open_run(path)
@@ -90,12 +90,12 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
         raise ConfigError(explain("measured", path, problem, "train it longer, or name another run"))
     if config.model.source or config.model.adapter != "none":
         problem = "trains a model whose size a plan does not know (model.source, model.adapter)"
-        raise ConfigError(explain("measured", path, problem, "name a run of a plain decoder"))
+        raise ConfigError(explain("measured", path, problem, "name a run that trains a plain decoder"))
     node = _node_of(start, measured_on, file, path)
     world_size, step_s = start.world_size, statistics.median(times)
     vocab_size = run.config.corpus.vocab_size
     size = model_size(config.model, vocab_size, config.shards.sequence_length)
-    if start.num_parameters:  # the dataset may have fewer token ids than configured: compute their number
+    if start.num_parameters:  # the vocabulary may be smaller than configured: compute its size
         ids = (start.num_parameters - size.num_parameters) // (size.tables * config.model.dim) + vocab_size
         size = model_size(config.model, max(1, ids), config.shards.sequence_length)
     efficiency = step_time(config, size, node, world_size).efficiency(step_s)
@@ -116,8 +116,9 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
 
 
 def _measured(timeline: Timeline) -> tuple[Started | None, list[float]]:
-    """Return the start event of the newest worker group with enough steps, else of the last group, and the group's step times
-    without its first steps [s]. Start events separate groups, because groups of one driver may differ in size."""
+    """Return the start event of the newest worker group with enough steps, or of the last group if none has enough. Also return
+    the group's step times, without its first ``_WARM_UP`` steps [s]. Groups are separated by start events, because groups of
+    one driver may differ in size."""
     steps, end, last = timeline.tries["step_time_s"], None, None
     for before, event in reversed(timeline.placed):
         if isinstance(event, Started):
@@ -129,7 +130,8 @@ def _measured(timeline: Timeline) -> tuple[Started | None, list[float]]:
 
 
 def _node_of(start: Started, measured_on: str, file: ClusterFile, path: str) -> NodeType:
-    """Return the node type that a worker group ran on. Raises ConfigError if neither ``measured_on`` nor the device tells."""
+    """Return the node type that a worker group ran on. Raises ConfigError if neither ``measured_on`` nor the run's device
+    identifies it."""
     names = [node.name for node in file.node_types]
     if measured_on:
         if measured_on not in names:

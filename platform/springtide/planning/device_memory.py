@@ -23,7 +23,7 @@ _CHANNELS = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")
 _MOST_CHANNELS = 32
 """Upper bound of NCCL's channels: ``MAXCHANNELS`` until NCCL 2.28. NCCL uses fewer on most machines (24 on eight H100)."""
 _CONNECTIONS = 2
-"""NCCL connections on which a rank receives, and so has a buffer: one in a ring, one in a tree that has data in flight."""
+"""Number of NCCL connections with a receive buffer per rank: one in the ring, and one in the tree that has data in flight."""
 _HOLES = 0.04
 """Share kept free for fragmentation and alignment if ``PYTORCH_ALLOC_CONF`` has expandable segments: assumed, not measured."""
 _HOLES_FIXED = 0.1
@@ -34,8 +34,8 @@ def nccl_bytes(ranks: int, shards: int, environment: Mapping[str, str]) -> int:
     """Return an upper bound of the memory that NCCL's buffers take on each device [bytes].
 
     Args:
-        ranks: workers of the run.
-        shards: workers that a copy of the model is sharded over.
+        ranks: number of workers of the run.
+        shards: number of workers over which one copy of the model is sharded.
         environment: environment variables of the workers (``elastic.env``); its NCCL variables are used.
 
     Examples:
@@ -46,7 +46,7 @@ def nccl_bytes(ranks: int, shards: int, environment: Mapping[str, str]) -> int:
     """
     channels = min([_MOST_CHANNELS, *(_number(environment, name, _MOST_CHANNELS) for name in _CHANNELS)])
     connection = sum(_number(environment, name, size) for name, size in _BUFFERS.items())
-    # one communicator of all ranks; with several sharded copies of the model, one within a copy and one across copies
+    # one communicator of all ranks; with several sharded copies of the model, two more: within a copy and across copies
     communicators = (ranks > 1) + 2 * (1 < shards < ranks)
     return channels * _CONNECTIONS * connection * communicators
 

@@ -24,11 +24,11 @@ _REMEDIES: dict[str, dict[str, Any]] = {
 _TOGETHER = "all of these"
 _MORE_WORKERS = (2, 4, 8)
 _PROBED = (2, 4)
-"""Micro-batch sizes at which memory is predicted, to extrapolate to other sizes [rows]."""
+"""Micro-batch sizes at which memory is predicted; other sizes are extrapolated from these two [rows]."""
 _BETTER = 0.005
-"""Another number of rows per step is reported if workers compute for at least this much more of a step, on average."""
+"""Another number of rows per step is reported if it raises the mean share of a step in which workers compute by this much."""
 _PLENTY = 8
-"""If a device has more than this many times the bytes of ``_bound``, a step is known to fit without a prediction."""
+"""If a device has this many times the bytes of ``_bound`` (an upper bound), a step fits, and nothing is predicted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +43,14 @@ class MemoryEstimate:
     """Change of a setting or of the number of workers, as text -> memory with this change [bytes per worker]."""
 
     def as_dict(self) -> dict[str, int]:
-        """Return change, as text -> memory [bytes per worker], without a change first. ``springtide plan --json`` prints it."""
+        """Return change, as text -> memory [bytes per worker], for ``springtide plan --json``. The first entry is ``as
+        configured``."""
         return {"as configured": self.configured_bytes, **self.changed_bytes}
 
 
 def num_ids(config: Config, given: int = 0) -> int:
-    """Return the number of token ids of a run without a dataset: ``given``, else ``model.vocab_size``, the number of the
-    weights that the run starts from, else ``corpus.vocab_size``, the number of the tokenizer that would be trained."""
+    """Return the vocabulary size of a run without a dataset: the first of three numbers that is not 0. They are ``given``;
+    ``model.vocab_size``, for weights that the run starts from; ``corpus.vocab_size``, for a tokenizer that would be trained."""
     return given or config.model.vocab_size or config.corpus.vocab_size
 
 
@@ -67,7 +68,7 @@ def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers
         The peak of a step's tensors; what libraries hold for themselves, some hundred MB, is not included.
 
     Raises:
-        ConfigError: there is no worker, or no token id.
+        ConfigError: ``workers`` or ``vocab_size`` is less than 1.
         ValueError: ``train.micro_batch`` is ``auto``.
 
     Examples:
@@ -158,9 +159,9 @@ def estimate_evenness(config: Config) -> EvennessEstimate:
 
 
 def choose_micro_batch(config: Config, vocab_size: int, eos_id: int | None, device_bytes: int) -> Config:
-    """Return ``config`` with a number of rows in place of ``train.micro_batch: auto``: the largest power of two at which a step
-    is predicted to leave a tenth of the device's memory free, with the fewest and with the most workers. Raises ConfigError
-    for ``auto`` if ``device_bytes`` is 0 (unknown)."""
+    """Return ``config`` with a number of rows in place of ``train.micro_batch: auto``; without ``auto``, return it unchanged.
+    The number is the largest power of two at which a step is predicted to leave a tenth of the device's memory free, both with
+    the fewest and with the most workers. Raises ConfigError for ``auto`` if ``device_bytes`` is 0 (unknown)."""
     from springtide.planning.step_memory import predicted_bytes
 
     if config.train.micro_batch != "auto":
@@ -182,8 +183,9 @@ def choose_micro_batch(config: Config, vocab_size: int, eos_id: int | None, devi
 
 
 def least_workers(config: Config, vocab_size: int, eos_id: int | None, device_bytes: int) -> int:
-    """Return the smallest allowed number of workers at which a step with micro-batches of one row is predicted to fit each
-    device. Return the largest allowed number if no number fits, the smallest if ``device_bytes`` is 0 (unknown)."""
+    """Return the smallest allowed number of workers at which a step with micro-batches of one row is predicted to fit in each
+    device. If no number fits, return the largest allowed number. If ``device_bytes`` is 0 (unknown), return the smallest
+    allowed number."""
     from springtide.planning.step_memory import predicted_bytes
 
     elastic, cell, one_row = config.elastic, max(1, config.parallel.shards), config.override({"train.micro_batch": 1})
@@ -202,7 +204,7 @@ def least_workers(config: Config, vocab_size: int, eos_id: int | None, device_by
 
 def check_fits(config: Config, vocab_size: int, eos_id: int | None, workers: int, device_bytes: int) -> None:
     """Raise ConfigError, with remedies, if a step on ``workers`` workers is predicted to need more than ``device_bytes`` of
-    memory on each. 0: unknown, nothing is checked."""
+    memory on each. If ``device_bytes`` is 0 (unknown), nothing is checked."""
     from springtide.planning.step_memory import predicted_bytes
 
     if not device_bytes or _fits_easily(config, vocab_size, device_bytes):

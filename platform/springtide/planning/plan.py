@@ -168,8 +168,8 @@ def _fitted(config: Config, size: ModelSize, node: NodeType, workers: int) -> Co
 
 
 def _room(config: Config, node: NodeType) -> float:
-    """Return the memory of a device that a step may take: nine tenths of it, or what the CUDA context and NCCL's buffers leave,
-    if that is less [bytes]."""
+    """Return how much of a device's memory a step may take [bytes]. This is the smaller of two amounts: nine tenths of the
+    memory, and what the CUDA context and NCCL's buffers leave free."""
     return min(USABLE_SHARE * node.device.memory, float(usable_bytes(config, node.device.memory)))
 
 
@@ -266,7 +266,8 @@ def _layout(config: Config) -> str:
 
 
 def _too_large(config: Config, size: ModelSize, node: NodeType, workers: int, needed: int, state: int) -> str:
-    """Return why a step does not fit in memory, and the smallest change of settings with which it would; empty if it fits."""
+    """Return why a step does not fit in device memory, or a staged save in host memory, with the smallest change of settings
+    that would help; empty if both fit."""
     room = _room(config, node)
     staged = round(state / workers * min(workers, node.devices)) if config.checkpoint.stage else 0
     if staged > node.host_memory:
@@ -325,7 +326,7 @@ def _nothing_fits(config: Config, size: ModelSize, file: ClusterFile, rows: list
 # The rows of a plan, one for each node type and world size, as values, text, HTML and plain data.
 
 MEASURED = "measured"
-"""First word of the text in ``PlanRow.sources`` for a figure that was measured."""
+"""A text in ``PlanRow.sources`` begins with this word if its figure was measured."""
 _HEADS = (
     *("node type", "nodes", "workers", "memory", "layout", "micro-batch", "tokens/s", "even", "on demand", "spot"),
     *("save every", "checkpoints"),
@@ -351,7 +352,7 @@ class PlanRow:
     micro_batch: int
     """Rows of a micro-batch [rows]."""
     evenness: float
-    """Mean share of a step in which a worker computes; in the rest it waits for workers with more rows."""
+    """Mean share of a step in which a worker computes; in the rest of the step it waits for workers with more rows."""
     step_s: float = math.nan
     tokens_per_s: float = math.nan
     efficiency: float = math.nan
@@ -388,7 +389,7 @@ class PlanRow:
 
     @property
     def dollars(self) -> float:
-        """Cost of the run on on-demand or on spot nodes, the lower one; infinity if a step does not fit, or without a price."""
+        """The lower of the run's costs on on-demand and on spot nodes; infinity if no price is known or a step does not fit."""
         known = [one for one in (self.on_demand_dollars, self.spot_dollars) if one is not None]
         return min(known, default=math.inf) if self.fits else math.inf
 
@@ -412,11 +413,11 @@ class Plan:
 
     @property
     def cheapest(self) -> PlanRow:
-        """The first row, which is the cheapest in which the run fits."""
+        """The cheapest row in which the run fits, which is the first row."""
         return self.rows[0]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data, as ``springtide plan --json`` prints it; None: not known."""
+        """Return the plan as plain data, as ``springtide plan --json`` prints it. Figures that are not known are None."""
         rows = [
             {**{key: _plain(value) for key, value in dataclasses.asdict(row).items()}, "fits": row.fits}
             for row in self.rows

@@ -18,11 +18,11 @@ from springtide.errors import ConfigError, explain
 from springtide.planning.simulation import read_trace
 
 NOTICE_S = 12.0
-"""Time between the notice that a node will be lost and the loss, unless a scenario has another time [s]: a tenth of what clouds
-give."""
+"""Time between the notice that a node will be lost and the loss, unless a scenario sets another time [s]. It is a tenth of the
+usual notice of clouds."""
 _TRACE_NODES = 4
 _STEPS_BETWEEN = 100
-"""Mean number of training steps between two changes of a record of spot capacity, when a drill replays it."""
+"""When a drill (a local run with real faults) replays a record of spot capacity: mean number of steps between two changes."""
 _SHORTEST_NOTICE_S, _LONGEST_NOTICE_S = 8.0, 600.0
 _ENDLESS = 100_000
 
@@ -53,12 +53,12 @@ class Act:
 
 @dataclasses.dataclass(frozen=True)
 class ActDone:
-    """A change of the cluster that a drill has carried out on one node."""
+    """A change of the cluster that a drill (a local run with real faults) has carried out on one node."""
 
     step: int
     """The last step that was done before the change, counted from 1."""
     what: str
-    """Kind of the change, as in ``Act``; ``gone``: a node with a notice of its loss is killed."""
+    """Kind of the change, as in ``Act``; or ``gone`` if a node is killed whose loss was announced before."""
     node: str
     """The first 8 characters of the node's id."""
     time_s: float
@@ -69,14 +69,14 @@ class ActDone:
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """The plan of a drill: its first workers, the changes of the cluster, and how many steps it trains."""
+    """The plan of a drill (a local run with real faults): workers at the start, changes of the cluster, and number of steps."""
 
     workers: int
     acts: tuple[Act, ...]
     steps: int
     about: str
     most: int = 0
-    """Most workers at any time, if more than ``workers``, the number at the start; else 0."""
+    """Largest number of workers at any time, if it is above ``workers`` (the number at the start); else 0."""
     steps_after: int = 0
     """Stop training this many steps after all changes of the cluster, however long these take; 0: train all ``steps``."""
     strategy: str = "zero3"
@@ -84,7 +84,7 @@ class Scenario:
 
     @property
     def max_workers(self) -> int:
-        """Largest number of workers at any time of the drill."""
+        """Largest number of workers at any time of the scenario."""
         return max(self.workers, self.most)
 
 
@@ -93,7 +93,7 @@ def with_notice(notice_s: float) -> Scenario:
     too long."""
     if not _SHORTEST_NOTICE_S <= notice_s <= _LONGEST_NOTICE_S:
         limits = f"is not from {_SHORTEST_NOTICE_S:g} to {_LONGEST_NOTICE_S:g} s"
-        raise ConfigError(explain("--notice", notice_s, limits, "give what your cloud gives, as 30 or 120"))
+        raise ConfigError(explain("--notice", notice_s, limits, "give your cloud's notice time, such as 30 or 120"))
     about = f"a node is announced to leave in {notice_s:g} s, and leaves"
     return Scenario(3, (Act(40, "drain", workers=3, notice_s=notice_s),), _ENDLESS, about, steps_after=40)
 
@@ -164,8 +164,8 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
 
 
 def config_of(scenario: Scenario, root: str) -> Config:
-    """Return the config of a drill: the tiny recipe with exact sums of gradients, so that any error of a restart or resize
-    shows in the losses."""
+    """Return the config of a drill (a local run with real faults): the tiny recipe with exact sums of gradients, so that any
+    error in a restart or resize shows in the losses."""
     base = configs.recipes.tiny()
     rows = 24
     changes = {
@@ -197,8 +197,8 @@ def config_of(scenario: Scenario, root: str) -> Config:
 
 
 class Stage:
-    """Carries out a scenario's changes of the cluster, each when training has reached its step; training continues
-    meanwhile."""
+    """Carries out a scenario's changes of the cluster, such as killing a node, each when training has reached the step planned
+    for it. Training continues meanwhile."""
 
     def __init__(self, cluster: Any, acts: tuple[Act, ...], notice_file: str, say: Callable[[str], None]) -> None:
         self._cluster, self.to_come, self._say = cluster, list(acts), say
@@ -206,7 +206,7 @@ class Stage:
         self._doomed: dict[str, threading.Timer] = {}
         self._step = 0
         self.over_at: int | None = None
-        """The step after which all changes of the cluster had happened, losses with a notice included; None before that."""
+        """The step after which all changes of the cluster had happened, including announced losses; None before that step."""
         self.done: list[ActDone] = []
 
     def reach(self, step: int, workers: int) -> None:
@@ -220,7 +220,7 @@ class Stage:
             self.over_at = step
 
     def end(self) -> None:
-        """Cancel the losses of nodes that have had a notice: training is over."""
+        """Cancel losses of nodes that were announced but have not happened yet, because training is over."""
         for timer in self._doomed.values():
             timer.cancel()
             timer.join()
@@ -229,7 +229,8 @@ class Stage:
         return act.step <= step and act.workers in (0, workers)
 
     def _do(self, act: Act, here: str = "") -> None:
-        """Carry out a change on the node ``here``; if that is empty, on the oldest node without a notice."""
+        """Carry out a change on the node ``here``; if ``here`` is empty, on a new node for ``add``, else on the oldest node
+        without a notice of its loss."""
         if act.what == "wait":
             return
         node = self._cluster.add() if act.what == "add" else here or self._staying()[0]

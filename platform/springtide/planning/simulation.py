@@ -54,20 +54,22 @@ _MOST_FAILURES = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class TraceResult:
-    """Three simulated runs on one record of spot capacity or of failures: one with this policy, two baselines."""
+    """Three simulated runs on one record of spot capacity or failures: springtide's run, and two baselines with checkpoints
+    only."""
 
     hours: float
     """Length of the record [h]."""
     most_nodes: int
     """Largest number of nodes at one time."""
     unknown_h: float
-    """Total time in gaps of the record. The number of nodes in a gap is assumed to be that before the gap [h]."""
+    """Total time in gaps of the record [h]. Within a gap, the number of nodes is assumed not to change."""
     springtide: SimulationResult
     """The run with springtide's policy, as in real training."""
     checkpoint_restart: SimulationResult
-    """The usual run, with checkpoints only: every loss of a node costs the work since the last checkpoint."""
+    """A baseline with a checkpoint every 10 minutes: every loss of a node costs the work since the last checkpoint."""
     tuned: TunedBaseline
-    """The run with checkpoints only, at the restart time of ``springtide`` and the best save interval for this record."""
+    """A baseline with checkpoints at the save interval that is best for this record. Its restarts take as long as
+    springtide's."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain data, as ``springtide plan --trace FILE --json`` prints it."""
@@ -125,7 +127,8 @@ def simulate_trace(
 
     Args:
         trace: path of the record: a trace of Bamboo or SkyPilot, or numbers of nodes by date or by hour.
-        times: number of clusters that repeat the record, each from another offset, and each a failure domain.
+        times: number of clusters that repeat the record, each from another time on; the nodes of a cluster may be lost
+            together.
         min_workers: the run waits while there are fewer nodes.
         costs: durations and copies; a drill (a local run with real faults) measures them.
         lanes: fixed shares of a batch, as ``stream.lanes``; 0: a batch can be divided into any parts.
@@ -207,7 +210,7 @@ def simulate_failures(
 
 
 def check(costs: Costs, *more: tuple[str, float, float, float]) -> None:
-    """Check that the costs and further options of a simulation are in range.
+    """Check that the assumed durations (``costs``) and further options of a simulation are in range.
 
     Args:
         costs: durations and copies.
@@ -234,7 +237,7 @@ def _simulate(record: Trace, min_workers: int, costs: Costs, lanes: int) -> Trac
     if lanes and lanes < record.most:
         raise ConfigError(
             explain(
-                "--lanes", lanes, f"is less than the {record.most} nodes, and a worker needs a lane", "give more, or 0"
+                "--lanes", lanes, f"is less than the {record.most} nodes; each node needs a lane", "give more, or 0"
             )
         )
     bounds = Bounds(min_workers, max(record.most, min_workers), lanes=lanes)
@@ -286,7 +289,7 @@ class MarketResult:
     deadline_h: float
     """Deadline, from the start of the run [h]."""
     unknown_h: float
-    """Total time in gaps of the record. The number of nodes in a gap is assumed to be that before the gap [h]."""
+    """Total time in gaps of the record [h]. Within a gap, the number of nodes is assumed not to change."""
     runs: dict[str, MarketRun]
     """Name of a rule for on-demand nodes -> the run that used it."""
 
@@ -343,9 +346,9 @@ def simulate_deadline(
         lanes: fixed shares of a batch, as ``stream.lanes``; 0: a batch can be divided into any parts.
 
     Returns:
-        Cost and end time of the run whose work progresses evenly to the deadline (``uniform_progress``), and of runs for
-        comparison: on-demand nodes only, or on-demand nodes wherever spot nodes are missing, only when no time is left to
-        spare, or never.
+        Cost and end time of the run whose work progresses evenly to the deadline (``uniform_progress``), and of four runs for
+        comparison. These use on-demand nodes only; or in place of each missing spot node; or only once no spare time is left;
+        or never.
 
     Raises:
         ConfigError: a value is out of range, the file is not a record or is too short, or no run can meet the deadline.
@@ -386,7 +389,7 @@ def simulate_deadline(
     _check_deadline(plan, alone, prices)
     if record.end_s < plan.deadline_s:
         limit = f"is later than the end of the record, after {record.end_s / 3600:g} h"
-        raise ConfigError(explain("--deadline", deadline_h, limit, "give less, or a longer record"))
+        raise ConfigError(explain("--deadline", deadline_h, limit, "give an earlier deadline, or a longer record"))
     found = {name: simulate_market(record, bounds, costs, plan, rule, start_s) for name, rule in _RULES.items()}
     runs = {name: MarketRun(one, _dollars(one, prices)) for name, one in (found | {"on_demand": alone}).items()}
     return MarketResult(workers, deadline_h, record.unknown_s / 3600, runs)
@@ -404,14 +407,15 @@ def _check_prices(prices: Prices) -> None:
     for option, price in (("--price", prices.other), ("--spot-price", prices.spot)):
         if not 0 < price < math.inf:
             limit = "is missing, and a cost has no other source" if not price else "is not a price above 0"
-            raise ConfigError(explain(option, price, limit, "give the dollars per node and hour, as track has them"))
+            raise ConfigError(explain(option, price, limit, "give the price of a node in dollars per hour"))
     if prices.spot >= prices.other:
         limit = f"is not less than --price ({prices.other:g})"
-        raise ConfigError(explain("--spot-price", prices.spot, limit, "rent on demand only, or give another"))
+        raise ConfigError(explain("--spot-price", prices.spot, limit, "use on-demand nodes only, or a lower price"))
 
 
 def _check_deadline(plan: Deadline, alone: MarketOutcome, prices: Prices) -> None:
-    """Raise ConfigError if even a run on on-demand nodes alone misses the deadline, with alternatives and their costs."""
+    """Raise ConfigError if even a run on on-demand nodes alone misses the deadline. The message has alternatives and their
+    costs."""
     if alone.finish_s <= plan.deadline_s:
         return
     hours = math.ceil(alone.finish_s / 36) / 100

@@ -53,13 +53,13 @@ class Market(NamedTuple):
         return cls(kept, Path(node.trace).name, whole.end_s / 3600)
 
     def loss_s(self, nodes: int) -> float | None:
-        """Return the mean time between losses of nodes in a run on ``nodes`` nodes, if each is lost as often as a node of the
-        record; None if the record has no losses [s]."""
+        """Return the mean time between losses of nodes in a run on ``nodes`` nodes; None if the record has no losses [s]. Each
+        node is assumed to be lost as often as a node of the record."""
         losses = sum(1 for change in self.trace.changes if change.gone) if self.trace else 0
         return self.trace.end_s / losses * self.trace.most / nodes if self.trace and losses else None
 
     def describe(self) -> str:
-        """Return as text the record's name, and how many of its hours are simulated if not all."""
+        """Return the record's name as text. If only a part of the record is simulated, add how many of its hours."""
         played = self.trace.end_s / 3600 if self.trace else 0.0
         part = f", its first {played:.0f} of {self.hours:.0f} hours" if played < 0.999 * self.hours else ""
         return f"{self.name}{part}"
@@ -86,7 +86,7 @@ def saves_of(
         worker_bytes: state that a worker saves [bytes].
         market: the record of spot capacity, from which the rate of losses is taken.
         nodes: number of nodes.
-        calibration: a measured run, from which the cost of a save is taken.
+        calibration: a measured run, from which the cost of a save is taken; None: the cost follows from ``worker_bytes``.
     """
     checkpoint = config.checkpoint
     known = calibration.save_s if calibration else None
@@ -108,7 +108,7 @@ class Spot(NamedTuple):
     """A simulated run on spot nodes, compared with a run on nodes that are never lost."""
 
     speed: float
-    """Training speed on spot nodes, divided by the speed on the maximum number of nodes if none were lost."""
+    """Training speed on spot nodes, as a share of the speed on the maximum number of nodes without losses."""
     nodes: float
     """Mean number of spot nodes that the run uses and pays for."""
     of_ideal: float | None
@@ -136,7 +136,7 @@ def spot_of(
         market: the record of spot capacity; without a record no node is ever lost.
         step_s: duration of a step on ``nodes`` nodes [s].
         saves: save interval and cost of a save, from ``saves_of``.
-        calibration: a measured run, from which the time of a restart is taken.
+        calibration: a measured run, from which the time of a restart is taken; None: the time is assumed.
     """
     if market.trace is None or not market.trace.most:
         return Spot(1.0, float(nodes), None, f"no record for {node.name}: as if no spot node were ever lost")
@@ -156,7 +156,7 @@ def spot_of(
         save_s=saves.cost_s,
         replica_shards=-(-shards // node.devices) if shards else 0,
     )
-    # a simulated worker is a node with all its devices, so a simulated lane stands for one lane of each device
+    # a simulated worker is a node with all its devices, so a simulated lane is one lane (fixed share of a batch) per device
     whole = lanes // node.devices
     bounds = Bounds(least, nodes, lanes=whole if whole >= nodes and lanes % node.devices == 0 else 0)
     found = simulate(record, bounds, costs)

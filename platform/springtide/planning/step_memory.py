@@ -1,6 +1,6 @@
 """Predict the device memory of a step by running the step itself on fake tensors, which have shapes but no memory.
 
-No other file uses torch's fake tensors and its fake process group.
+Only this file uses torch's fake tensors and torch's fake process group.
 """
 
 from __future__ import annotations
@@ -47,24 +47,25 @@ from springtide.training.teacher import Teacher
 
 _STAND_IN = f"{next_token.__module__}:{next_token.__name__}"
 _ONE = (1, 1.0)
-"""Values returned when a scalar is read from a fake tensor, which has none: for an integer type, for a floating-point type."""
+"""Values returned when code reads a scalar from a fake tensor, which has no values: for integer types, for floating-point
+types."""
 _FEW, _MORE = 2, 4
-"""Numbers of blocks of two shallow models. The memory of a deeper model is extrapolated from theirs, because every block with
-the same attention window adds the same memory."""
+"""Numbers of blocks of two shallow models. The memory of a deeper model is extrapolated from the two models' memory: each block
+with the same attention window adds the same."""
 
 
 def predicted_bytes(config: Config, vocab_size: int, eos_id: int | None, world_size: int) -> int:
     """Return the peak bytes of tensors that rank 0 of ``world_size`` holds in a step: weights, gradients, moments, averaged
     weights, activations, and whole tensors while they are gathered. Not included: some hundred MB that libraries hold, and
     saves, which use host memory. The process must not be in a process group."""
-    if not config.sources and not config.objective.labels:  # cached: without a user's files the result cannot change
+    if not config.sources and not config.objective.labels:  # cached: the result depends only on the arguments
         return _known(config.model_dump_json(), vocab_size, eos_id, world_size)
     try:
         return _predicted(config, vocab_size, eos_id, world_size)
     except DynamicOutputShapeException:
         if not config.sources:
             raise
-        # shapes in a user's function depend on tensor values: replace it with a function that takes about as much memory
+        # a user's function has shapes that depend on tensor values, which fake tensors lack: use one of similar memory instead
         changes = {"optim.source": "", "objective.source": _STAND_IN if config.objective.source else ""}
         changes |= {"objective.labels": "", "objective.teacher": ""}
         return _predicted(config.override(changes), vocab_size, eos_id, world_size)
@@ -87,8 +88,8 @@ def _predicted(config: Config, vocab_size: int, eos_id: int | None, world_size: 
         few, more = (_peak(config.model_copy(update={"model": one}), vocab_size, eos_id, world_size) for one in shallow)
         a_block = (more - few) / (_MORE - _FEW)
         blocks += a_block * windows.count(window)
-        # the rest is memory outside the blocks, and what the last block holds temporarily in backward. The maximum over windows
-        # predicts too much if the last block has a window that takes less
+        # `rest`: memory outside the blocks, plus what the last block holds temporarily in backward. The maximum over windows is
+        # an upper bound: the last block's own window may need less
         rest = max(rest, math.ceil(more - _MORE * a_block))
     return rest + math.ceil(blocks)
 
@@ -111,7 +112,7 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
         leaves = device == "cuda" and config.parallel.offloads_activations
         offloads = as_if_offloaded() if leaves else contextlib.nullcontext()
         with as_there[0], as_there[1], offloads, FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
-            # nothing is compiled because only shapes matter; fp8 is replaced by bf16, the type of kept activations
+            # no compilation, because only shapes matter; fp8 is replaced by bf16, in which activations are kept for backward
             layout = config.parallel.model_copy(update={"compile": False, "precision": config.parallel.computes_in})
             model = make(config.model, vocab_size, eos_id)
             freeze(model, config.optim)
@@ -148,14 +149,14 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
 
 
 class _Live(TorchDispatchMode):
-    """Measures the peak of the total bytes of live tensors, after each operation. Tensors from before its entry do not
-    count."""
+    """Measures the peak of the total bytes of live tensors, after each operation. Tensors that existed before the context was
+    entered do not count."""
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
         self._left_out: Callable[[], set[int]] = set
-        """Returns the keys of the tensor storages that are not counted, because they are on the host."""
+        """Function that returns the keys of the tensor storages that are not counted, because they are in host memory."""
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def leave_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -175,7 +176,7 @@ class _Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operation is torch.ops.aten._local_scalar_dense.default:
-            return _ONE[args[0].dtype.is_floating_point]  # some code reads a scalar, such as a step count
+            return _ONE[args[0].dtype.is_floating_point]  # for code that reads a scalar, such as a step count
         found = operation(*args, **(kwargs or {}))
         known = len(self._storages)
         for leaf in tree_leaves(found):
@@ -184,7 +185,7 @@ class _Live(TorchDispatchMode):
                 if storage._cdata not in self._storages:
                     self._storages[storage._cdata] = weakref.ref(storage, self._forget(storage._cdata))
         if len(self._storages) > known:
-            # the size of each storage is read again, because sharding frees and refills a storage without an operation
+            # read the sizes of all storages again: FSDP frees and refills storages without a torch operation
             others = self._left_out()
             alive = (reference() for key, reference in list(self._storages.items()) if key not in others)
             self.peak = max(self.peak, sum(storage.nbytes() for storage in alive if storage is not None))
@@ -212,8 +213,8 @@ def _no_peers(world_size: int) -> Iterator[None]:
 
 
 class Meter(TorchDispatchMode):
-    """Measures the peak bytes of real tensors on ``device``, less the bytes when the meter was created. On a GPU it reads
-    torch's allocator; on a CPU it reads the C library's allocator after each operation."""
+    """Measures the peak bytes of real tensors on ``device``, minus the bytes at the time when the meter was created. On a GPU
+    it reads torch's allocator; on a CPU it reads the C library's allocator after each operation."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

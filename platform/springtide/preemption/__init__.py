@@ -1,5 +1,5 @@
-"""Preemption notices (that this machine will be taken away), polled from its cloud's metadata service and from a file. Rule: no
-Ray, no torch; ``preemption.notices`` only parses text, and opens no file or connection."""
+"""Preemption notices: announcements that this machine will be taken away, polled from the cloud's metadata service and from a
+file. This package imports neither Ray nor torch. ``preemption.notices`` only parses text: it opens no file or connection."""
 
 from springtide.preemption.sources import MetadataService, NoticeSource, cloud_here, left_in, open_sources, poll
 

@@ -1,11 +1,11 @@
-"""Parse the notices of clouds and schedulers that a node will be taken away.
+"""Parse preemption notices: announcements of a cloud or a scheduler that a node will be taken away.
 
     service      request                                       no notice            notice
     AWS          spot/instance-action (IMDSv2)                 404                  action and time
-                 events/recommendations/rebalance              404                  time of the notice: the node may go
+                 events/recommendations/rebalance              404                  time of the advice; the node may stay
     GCP          instance/preempted                            FALSE                TRUE, thirty seconds before the loss
     Azure        scheduledevents                               no event of this VM  Preempt, Terminate, Redeploy, Reboot
-    a file       its text, written by a hook or a trap         no file              seconds to the loss; an empty file: 30
+    a file       text that a script on the node writes there   no file              seconds to the loss; an empty file: 30
 
 Sources: AWS EC2 User Guide "Spot Instance interruption notices", Google Compute Engine "Spot VMs: preemption process",
 Azure "Scheduled Events for Linux VMs".
@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 
 GCP_NOTICE_S = 30.0
 REBALANCE_S = 600.0
-"""Assumed time left after AWS recommends to rebalance: it expects to take the instance away, but may not [s]."""
+"""Assumed time from a rebalance recommendation of AWS to the loss of the node [s]. AWS gives no time, and may keep the node."""
 FILE_NOTICE_S = 30.0
 _TAKE_AWAY = {"Preempt", "Terminate", "Redeploy", "Reboot"}
 _LONGEST_S = 7 * 24 * 3600.0
 _SHOWN = 80
 _MOST_AHEAD_S = 24 * 3600.0
-"""If the clocks of a service and of this machine differ by more, they are not compared: one of them is not set [s]."""
+"""Largest difference between a service's clock and this machine's clock that is corrected [s]. A larger difference means that
+one of the clocks is not set, so it is ignored."""
 
 
 class Notice(NamedTuple):
@@ -38,11 +39,11 @@ class Notice(NamedTuple):
 
 
 class TimeLeft(NamedTuple):
-    """Time until a node is taken away, as the process that polls for notices on that node reports it. The clocks of driver and
-    node may differ, so the driver counts ``left_s`` from when the report arrives."""
+    """Time until a node is taken away. The process that polls for notices on the node reports it to the driver. The clocks of
+    driver and node may differ, so the driver counts ``left_s`` from when the report arrives."""
 
     deadline_ms: int
-    """When the node is taken away, as reported to Ray: by the node's clock, since 1970 [ms]."""
+    """When the node is taken away, by the node's clock, as reported to Ray [ms since 1970]."""
     left_s: float
     """Time left until the node is taken away, by the node's clock [s]."""
 
@@ -67,18 +68,19 @@ def clock_ahead_s(date: str, sent_s: float, received_s: float) -> float:
     least_s, most_s = shown_s - received_s, shown_s + 1.0 - sent_s
     if least_s <= 0 <= most_s or abs(most_s) > _MOST_AHEAD_S:
         return 0.0
-    return most_s  # the largest possible value, so that the time left until a loss is not overestimated
+    return most_s  # the largest possible offset: a smaller one could overestimate the time left until the loss
 
 
 def parse_aws_notice(answer: str) -> Notice:
-    """Parse a response of AWS's spot/instance-action, a notice. Raises ValueError if it has not that form."""
+    """Parse AWS's response to a request for spot/instance-action, which announces the loss of a spot instance. Raises
+    ValueError if the text has another form."""
     found = _object(answer)
     return Notice(_time(found.get("time")), f"AWS will {_word(found.get('action'))} the spot instance")
 
 
 def parse_aws_rebalance(answer: str) -> Notice:
-    """Parse a rebalance recommendation of AWS. It has no time of loss, so ``REBALANCE_S`` after its own time is assumed. Raises
-    ValueError if the text is no recommendation."""
+    """Parse a rebalance recommendation of AWS. It gives no time of the loss: ``REBALANCE_S`` after the recommendation is
+    assumed. Raises ValueError if the text is no recommendation."""
     made_s = _time(_object(answer).get("noticeTime"))
     return Notice(made_s + REBALANCE_S, "AWS recommends to rebalance: the spot instance may go")
 
@@ -95,8 +97,8 @@ def parse_gcp_notice(answer: str, now: float) -> Notice | None:
 
 
 def parse_azure_notice(answer: str, machine: str, now: float) -> Notice | None:
-    """Parse a response of Azure's scheduledevents: return the first event that takes ``machine`` away, None if there is none.
-    Raises ValueError if the text has no list of events."""
+    """Parse Azure's response to a request for scheduledevents. Returns the earliest event that takes ``machine`` away, None if
+    there is none. Raises ValueError if the text has no list of events."""
     events = _object(answer).get("Events")
     if not isinstance(events, list):
         raise ValueError(f"scheduledevents has no list of Events: {_shown(answer)}")
@@ -114,8 +116,9 @@ def _takes_away(event: dict[str, Any], machine: str) -> bool:
 
 
 def parse_notice_file(text: str, written_s: float, now: float) -> Notice | None:
-    """Parse a notice file, which has the seconds until the loss, counted from ``written_s``. Returns None if that time is past:
-    the file is then from before the node's restart. Raises ValueError if the text is not a number from 0 to a week."""
+    """Parse the text of a notice file: the seconds until the node is taken away, counted from ``written_s``, when the file was
+    written. Returns None if that moment is before ``now``: the file is then from before the node's restart. Raises ValueError
+    if the text is not a number from 0 to a week."""
     try:
         left_s = float(text) if text.strip() else FILE_NOTICE_S
     except ValueError:
@@ -127,7 +130,8 @@ def parse_notice_file(text: str, written_s: float, now: float) -> Notice | None:
 
 
 def notice_files(pattern: str, uid: int) -> list[str]:
-    """Return the notice files of the user ``uid``: the user's own file, then root's, which applies to every user.
+    """Return the paths of the notice files that the user ``uid`` obeys: the user's own file, then root's, which applies to
+    every user.
 
     >>> notice_files("/tmp/springtide-notice-{uid}", 1000)
     ['/tmp/springtide-notice-1000', '/tmp/springtide-notice-0']
@@ -165,8 +169,8 @@ def _time(text: Any) -> float:
 
 
 def _not_before(text: Any, now: float) -> float:
-    """Parse a time such as Sat, 21 Nov 2026 08:22:00 GMT. Empty text: the event has begun, so return
-    ``now``."""
+    """Parse the NotBefore of an Azure event, such as Sat, 21 Nov 2026 08:22:00 GMT [s since 1970]. Returns ``now`` for empty
+    text, because the event has then begun."""
     if not text:
         return now
     if not isinstance(text, str):

@@ -38,18 +38,20 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.5
 _FILE_BYTES = 100
 _SILENT_LOOKS = 20
-"""After this many failed polls in a row, a source of notices has a ``problem``: ten seconds, or more if the source is slow."""
+"""Number of failed polls in a row after which a source of notices has a ``problem``. At two polls a second this takes ten
+seconds, and longer if the source is slow to answer."""
 
 
 def watched_files(pattern: str, node: str) -> list[Path]:
-    """Return the files in which notices for ``node`` may be left: that of this process's user, and root's."""
+    """Return the paths of the notice files for ``node``: the file of this process's user, and root's file. Empty if ``pattern``
+    is empty."""
     return [Path(name.replace("{node}", node)) for name in notice_files(pattern, os.getuid())] if pattern else []
 
 
 def left_in(path: Path) -> Notice | None:
-    """Return the notice that the file ``path`` contains, None if there is no file or its time is past. Raises ValueError if it
-    is not a regular file (opening a FIFO would wait for its writer), PermissionError if a user other than the user of this
-    process and root may have written it."""
+    """Return the notice in the file ``path``; None if the file does not exist or the time of its notice is past. Raises
+    ValueError if it is not a regular file, because opening a FIFO would wait for a writer. Raises PermissionError if anyone but
+    root and this process's user may have written it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -93,9 +95,9 @@ class NoticeSource:
         except Exception as error:  # a server, a parser or Ray may raise anything, and the next poll may work
             self._failed_looks += 1
             self._last_problem = f"{self.name}: {type(error).__name__}: {str(error)[:200]}"
-            if type(error) not in self._warned:  # log each type of error once, until a poll works again
+            if type(error) not in self._warned:  # log each type of error only once until a poll works again
                 self._warned.add(type(error))
-                _log.warning("%s; it is polled again", self._last_problem)
+                _log.warning("%s; polling it again", self._last_problem)
         else:
             self._failed_looks, self._last_problem = 0, ""
             self._warned.clear()
@@ -107,8 +109,8 @@ def open_sources(
     """Return the sources of this machine's preemption notices that the settings (``elastic.notices`` etc.) select.
 
     Args:
-        cloud: value of ``elastic.notices``; ``auto`` detects the cloud. A machine of no known cloud has no metadata service.
-        metadata_url: URL of the metadata service; empty: the usual address of the clouds.
+        cloud: value of ``elastic.notices``; ``auto`` detects the cloud. If the cloud is unknown, no metadata service is polled.
+        metadata_url: URL of the metadata service; empty: ``METADATA``, the address that all clouds use.
         file: path of a notice file, as in ``elastic.notice_file``; empty: no file is read.
         rebalance: whether a rebalance recommendation of AWS counts as a notice.
         node: the name of this node.
@@ -141,7 +143,7 @@ def _poll(source: NoticeSource) -> None:
     while True:
         begin = time.monotonic()
         source.look()
-        time.sleep(max(0.0, _POLL_S - (time.monotonic() - begin)))  # polls begin `_POLL_S` apart
+        time.sleep(max(0.0, _POLL_S - (time.monotonic() - begin)))  # start the next poll `_POLL_S` after this poll
 
 
 # The metadata services of clouds: detect the cloud of this machine, and request notices from its service.
@@ -150,7 +152,8 @@ Cloud = Literal["aws", "gcp", "azure", ""]
 METADATA = "http://169.254.169.254"
 _ANSWER_S = 2.0
 _FIRST_AZURE_S = 120.0
-"""Timeout of a machine's first request for scheduled events [s]. It is slow: Azure starts to track them only then."""
+"""Timeout of this process's first request to Azure for scheduled events [s]. Azure starts to track a machine's events at its
+first request, which makes that request slow."""
 _TOKEN_S = 21600
 _VENDORS = {"Amazon EC2": "aws", "Google": "gcp"}
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
@@ -171,7 +174,8 @@ def cloud_here() -> Cloud:
 
 
 class MetadataService:
-    """Client of a cloud's metadata service, which has the notices. Ignores proxy settings: the service needs no proxy."""
+    """Client of a cloud's metadata service, which publishes preemption notices. It connects directly and ignores proxy
+    settings."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -183,8 +187,8 @@ class MetadataService:
         """How far the service's clock was ahead of this machine's clock in the last response [s]."""
 
     def aws(self, rebalance: bool = False) -> Notice | None:
-        """Return the notice of AWS's metadata service (IMDSv2), None if there is none. ``rebalance``: return a rebalance
-        recommendation if there is no notice."""
+        """Return the notice of AWS's metadata service (IMDSv2), None if there is none. ``rebalance``: if there is no notice,
+        return a rebalance recommendation (the instance may be taken away) if AWS has made one."""
         if not self._token:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
             self._token = self._ask("/latest/api/token", ttl, method="PUT") or ""

@@ -1,5 +1,5 @@
-"""The only package that imports Ray. Rule: other packages decide, Ray executes; each private part of Ray is used in one
-file only."""
+"""The only package that imports Ray. Other packages make the decisions, and this package has Ray carry them out. Private parts
+of Ray are imported only in ``_ray_private.py``."""
 
 import contextlib
 import importlib.util

@@ -1,8 +1,8 @@
 """All private parts of Ray that this package uses.
 
-The other files import them from here. ``tests/unit/ray/test_ray_contract.py`` compares what they rely on (names, signatures,
-fields) with the installed Ray, and ``docs/how-to/upgrade-ray.md`` is the recipe for a new version. Names load when they are
-used, because some processes need little of Ray and start in a fraction of a second.
+The other files import them from here. ``tests/unit/ray/test_ray_contract.py`` compares what these files rely on (names,
+signatures, fields) with the installed Ray. ``docs/how-to/upgrade-ray.md`` is the recipe for a new version of Ray. Ray's modules
+are imported on first use, because some processes need little of Ray and must start in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 SUPPORTED = ((2, 60), (2, 61))
-"""The first supported version of Ray, and the first that is not."""
+"""Supported versions of Ray: from the first one up to, but without, the second one."""
 PREEMPTION = 2
-"""``DrainNodeReason`` of autoscaler.proto: the node is taken away at a deadline."""
+"""Value of ``DrainNodeReason`` in Ray's autoscaler.proto that means: the node is taken away at a deadline."""
 MARKET_LABEL = "ray.io/market-type"
 """A node's label that says whether it is a spot node."""
 HEAD = "node:__internal_head__"
-"""A resource that the head node has, and no other."""
+"""Name of a resource that only the head node has."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Environment with which Ray's processes listen on the loopback address, also on Linux."""
 OWN_ACTORS = {
@@ -79,10 +79,9 @@ _DEFINED_IN = {
 }
 
 _ON_OWN_LIMITS = "springtide.on_own_limits"
-"""Key that is set in a ``DataContext`` whose pipelines bypass Ray Data's coordinator."""
+"""Key that is set in a ``DataContext`` whose pipelines bypass Ray Data's coordinator of resources (see ``OwnLimits``)."""
 _ENOUGH = 2.0**50
-"""More of each resource than a pipeline can use. The number must be finite, because Ray Data subtracts limits from each
-other."""
+"""Amount of each resource that no pipeline can use up. It must be finite, because Ray Data subtracts limits from each other."""
 
 
 def __getattr__(name: str) -> Any:
@@ -120,10 +119,10 @@ class OwnLimits:
         """Request no nodes."""
 
     def on_executor_shutdown(self) -> None:
-        """Give nothing back."""
+        """Do nothing, because no nodes were requested."""
 
     def get_total_resources(self) -> ExecutionResources:
-        """Return more than a pipeline can use."""
+        """Return more of each resource than a pipeline can use."""
         made = importlib.import_module("ray.data").ExecutionResources
         found: ExecutionResources = made(_ENOUGH, 0, _ENOUGH, _ENOUGH)
         return found
@@ -131,7 +130,7 @@ class OwnLimits:
 
 def run_on_own_limits(context: DataContext) -> None:
     """Let the pipelines of ``context`` run within the limits of its ``execution_options``, without Ray Data's coordinator.
-    Other pipelines of this process keep it."""
+    Other pipelines of this process keep the coordinator."""
     executor: Any = importlib.import_module("ray.data._internal.execution.streaming_executor")
     context.set_config(_ON_OWN_LIMITS, True)
     executor.create_cluster_autoscaler = _create_cluster_autoscaler
@@ -166,8 +165,9 @@ def replace_runtime_context(context: object) -> None:
 
 @contextlib.contextmanager
 def stay_on_loopback() -> Iterator[None]:
-    """Make a Ray that this process starts in the block listen on the loopback address. ``LOOPBACK`` in the environment does so
-    only for the processes that Ray starts: this process has read the variable when it imported Ray."""
+    """Make a Ray that this process starts in the block listen on the loopback address. The variable in ``LOOPBACK`` changes
+    only the processes that Ray starts. This process has read the variable already, when it imported Ray, so Ray's constant is
+    set instead."""
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
@@ -196,9 +196,9 @@ def few_head_processes() -> Iterator[None]:
 
 
 class _OfAnyThread(subprocess.Popen[bytes]):
-    """A process of Ray that any thread may start, without the code that Ray runs in the child before its program. That code
-    makes the process end with the thread that started it, and crashes the child if another thread imports a library at that
-    moment. In its own session the process gets no Ctrl-C from the terminal either; ``reaper`` ends it with the driver."""
+    """A process of Ray that any thread may start. It skips Ray's ``preexec_fn``, which runs in the child before its program.
+    That function ends the process with the thread that started it, and crashes the child if another thread imports a library at
+    that moment. The process has its own session, so it gets no Ctrl-C from the terminal; ``reaper`` ends it with the driver."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named | {"preexec_fn": None, "start_new_session": True})
@@ -267,14 +267,14 @@ def read_key(key: bytes) -> bytes | None:
 
 
 def write_key(key: bytes, value: bytes) -> None:
-    """Keep ``value`` under ``key`` in the connected cluster's control store; it lives as long as the cluster."""
+    """Store ``value`` under ``key`` in the connected cluster's control store; it lives as long as the cluster."""
     importlib.import_module("ray.experimental.internal_kv")._internal_kv_put(key, value, overwrite=True)
 
 
 def visit_upload(folder: str, visit: Callable[[Path], None]) -> int:
     """Call ``visit`` with each file and folder that ``ray job submit --working-dir`` would send of ``folder``. Names in
-    .gitignore and .rayignore files at any level, and in Ray's own list, are left out. Returns the size that Ray refuses
-    [bytes]."""
+    .gitignore and .rayignore files at any level, and in Ray's own list, are left out. Returns the size from which Ray refuses a
+    package [bytes]."""
     packaging = importlib.import_module("ray._private.runtime_env.packaging")
     constants = importlib.import_module("ray._private.ray_constants")
     ignores = not constants.env_bool(constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE, False)

@@ -24,8 +24,8 @@ def name_of(owner: str, role: str) -> str:
 
 
 def owner_of(config: Config, is_trial: bool) -> str:
-    """Return the owner in the names of the actors that train ``config``: the run's id, or for a trial the name of its sweep,
-    because all trials of a sweep train in the same actors."""
+    """Return the owner in the names of the actors that train ``config``. It is the run's id, or for a trial the name of its
+    sweep, because all trials of a sweep train in the same actors."""
     return posixpath.basename(posixpath.dirname(Folder(config.run.root).url)) if is_trial else config.run.id
 
 

@@ -1,1 +1,1 @@
-"""A run's folder: claimed, opened, verified. Layer rule: reads and claims; training writes through checkpoint and tracking."""
+"""A run's folder: find, open, verify, control. Layer rule: training writes by checkpoint and tracking, not by this package."""

@@ -21,19 +21,19 @@ from springtide.tracking.journal import last_steps
 from springtide.tracking.ledger import Prices, ledger
 
 _PLACES = 10
-"""Number of points of the compared loss curves, at even distances in tokens."""
+"""Number of points of each compared loss curve, at equal distances in tokens."""
 _AROUND = 50
-"""A point of a loss curve is the mean over the last 1/50 of the steps up to it."""
+"""Each point of a loss curve is the mean loss of the last 1/50 of the steps up to it, because single losses are noisy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """Figures of one of the two compared runs."""
+    """Figures of one of the two runs that are compared."""
 
     id: str
     last_step: int
     tokens: int
-    """Tokens trained on [tokens]."""
+    """Tokens that the run has trained on."""
     loss: float | None
     """Training loss of the last step [nats/token]."""
     heldout_loss: float | None
@@ -52,23 +52,23 @@ class Comparison:
 
     runs: tuple[RunSummary, RunSummary]
     settings: dict[str, tuple[Any, Any]]
-    """Name of each setting that differs -> its value in the first run, and in the second."""
+    """Name of each setting that differs between the runs -> (its value in the first run, its value in the second run)."""
     changes_training: list[str]
-    """Names of the settings in ``settings`` that change what is learned."""
+    """Names of the settings in ``settings`` that change what the model learns; the others change only speed or reports."""
     common_steps: int
     """Number of steps that both runs have trained."""
     same_steps: bool
     """True if both runs have trained the same set of steps."""
     first_other_samples: int | None
-    """The first common step at which the runs read different samples; None if there is none."""
+    """First step of both runs at which they read different samples; None if there is no such step."""
     first_other_loss: int | None
-    """The first common step at which the losses differ in any bit; None if there is none."""
+    """First step of both runs at which their losses are not equal bit for bit; None if there is no such step."""
     curves: list[tuple[int, float, float]]
     """Points of both loss curves: (number of tokens, loss of the first run, loss of the second run)."""
 
     @property
     def identical(self) -> bool:
-        """True if both runs trained the same steps, at least one, on the same samples, and all losses are equal bit for bit."""
+        """True if both runs trained the same steps (at least one) on the same samples, and all losses are equal bit for bit."""
         return (
             bool(self.common_steps)
             and self.same_steps
@@ -144,7 +144,8 @@ def _summary(name: str, config: Config, events: Sequence[Any], steps: Sequence[S
 
 
 def _curves(one: Sequence[StepDone], other: Sequence[StepDone]) -> list[tuple[int, float, float]]:
-    """Return (tokens, loss of ``one``, loss of ``other``) for points at even distances, up to the end of the shorter run."""
+    """Return (tokens, loss of ``one``, loss of ``other``) at 10 points, at equal distances in tokens, up to the end of the run
+    with fewer tokens."""
     if not one or not other:
         return []
     end = min(one[-1].tokens, other[-1].tokens)

@@ -3,7 +3,8 @@
     RUN/control/0000.json         a command, written once by its caller
                 0000.done.json    its result, written once: by the driver when the command took effect or was refused,
                                   or by the caller when it timed out and withdrew the command
-                limits.json       worker limit and pause after all commands below a number: a driver need not read these again
+                limits.json       worker limit and pause that result from all commands below a number, so that a new driver
+                                  need not read these commands again
 
 Everybody who can write to the run's folder can control the run; there is no other permission. Commands reach the driver even
 while its workers restart. A worker limit or a pause stays in force until the next command changes it, even if the driver is
@@ -33,16 +34,16 @@ _LIMITS = "limits.json"
 _UNREADABLE = (DamagedFile, FileNotFoundError, IsADirectoryError, PermissionError)
 _TRIES = 100
 _MOST = 10**9
-"""Command numbers are below this, because the name of a command's file has at most nine digits."""
+"""Every command number is below this limit, because the name of a command's file has at most nine digits."""
 _MOST_GAP = 10_000
-"""Longest gap in the command numbers. A file whose number follows a longer gap is ignored: real numbers are assigned one after
-the other."""
+"""Longest gap between two command numbers. Numbers are given one after another, so a file after a longer gap is not ours: it
+is ignored."""
 _LOOK_S, _LOOK_AT_STORE_S = 0.2, 2.0
-"""Time between two polls for a command's result, in a local folder and in an object store [s]."""
+"""Time between two reads of a command's result: in a local folder, and in an object store [s]."""
 
 
 class Command(BaseModel):
-    """A command to a run, as its caller writes it."""
+    """A command to a run, as the file that its caller writes contains it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -56,11 +57,11 @@ class Command(BaseModel):
     caller: str = Field(max_length=200)
     """USER@HOST, as the caller reports it; not verified."""
     time_s: float = Field(ge=0, le=1e11, allow_inf_nan=False)
-    """Time of the command, in seconds since 1970, by the caller's clock."""
+    """Time at which the command was given, by the clock of the caller's machine, in seconds since 1970."""
 
 
 class CommandResult(BaseModel):
-    """The result of a command to a run, as its file stores it."""
+    """The result of a command to a run, as its file contains it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -69,12 +70,12 @@ class CommandResult(BaseModel):
     done: bool
     """True if the command took effect; False if it was refused, failed or was withdrawn."""
     step: int = Field(ge=0)
-    """The step at which the command took effect [steps]."""
+    """Number of steps done when the command took effect."""
     text: Annotated[str, Field(max_length=2000)]
 
 
 class Limits(BaseModel):
-    """The combined effect of all commands with a number below ``before``: a worker limit and a pause."""
+    """The worker limit and the pause that result from all commands with a number below ``before``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -85,7 +86,7 @@ class Limits(BaseModel):
 
 
 class Standing(NamedTuple):
-    """The combined effect of all commands given to a run so far."""
+    """The worker limit and the pause that result from all commands so far, and the commands that are still open."""
 
     workers: int
     """Maximum number of workers; 0: as many as the config allows."""
@@ -94,7 +95,7 @@ class Standing(NamedTuple):
     unanswered: tuple[int, ...]
     """Numbers of the commands without a result, ascending."""
     following: int
-    """Number that the next command will get."""
+    """Number of the next command."""
 
 
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
@@ -108,15 +109,15 @@ def has_command(run: Folder, number: int) -> bool:
 
 
 def read_command(run: Folder, number: int) -> Command:
-    """Return command ``number``. Raises DamagedFile if its file is missing, unreadable, or contains a command with another
-    number."""
+    """Return the command with this ``number``. Raises DamagedFile if its file is missing or unreadable, or contains a command
+    with another number."""
     folder = run / _FOLDER
     try:
         found = folder.read_as(_file(number), _COMMAND)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise damaged(folder.where(_file(number)), f"cannot be read ({error})") from None
     if found.number != number:
-        raise damaged(folder.where(_file(number)), f"has command {found.number} in the place of {number}")
+        raise damaged(folder.where(_file(number)), f"contains command {found.number} instead of {number}")
     return found
 
 
@@ -126,7 +127,7 @@ def numbers_from(run: Folder, first: int) -> list[int]:
 
 
 def write_limits(run: Folder, limits: Limits) -> None:
-    """Write the combined effect (worker limit and pause) of all commands with a number below ``limits.before``."""
+    """Write ``limits``: the worker limit and the pause that result from all commands with a number below ``limits.before``."""
     (run / _FOLDER).write_json(_LIMITS, limits.model_dump(mode="json"))
 
 
@@ -148,8 +149,8 @@ def write_result(run: Folder, result: CommandResult) -> bool:
 
 
 def standing(run: Folder) -> Standing:
-    """Return the combined effect (worker limit, pause) of all commands to a run so far. Refused, failed, withdrawn and damaged
-    commands are ignored."""
+    """Return the worker limit and the pause that result from all commands to a run so far. Refused, failed, withdrawn and
+    damaged commands are ignored."""
     numbers, answered = _numbers(run)
     workers: int | None = None
     paused_by: str | None = None
@@ -159,7 +160,7 @@ def standing(run: Folder) -> Standing:
         known = Limits(workers=0, paused_by="", before=0)
     for number in reversed(numbers):
         if number < known.before or (workers is not None and paused_by is not None):
-            break  # older commands are overruled, or contained in ``known``
+            break  # ``limits.json`` contains the effect of older commands, or newer commands override them
         try:
             one, result = read_command(run, number), read_result(run, number) if number in answered else None
         except _UNREADABLE:
@@ -187,10 +188,10 @@ def give(run: Folder, verb: Verb, workers: int = 0) -> Command:
         raise ConfigError(explain("verb", verb, "is not a command", f"one of: {', '.join(VERBS)}"))
     if not 0 <= workers <= 10**6:
         raise ConfigError(
-            explain("workers", workers, "is not a number of workers", "at least 1, or 0 to lift the limit")
+            explain("workers", workers, "is not a number of workers", "give at least 1, or 0 for no limit")
         )
     if (over := leases.why_over(run)) is not None:
-        raise CommandFailed(f"{run.url}: nobody can {verb} it: {over}")
+        raise CommandFailed(f"{run.url}: cannot {verb} this run: {over}")
     first = _following(*_numbers(run))
     for number in range(first, min(first + _TRIES, _MOST)):
         one = Command(number=number, verb=verb, workers=workers, caller=_caller(), time_s=time.time())
@@ -200,7 +201,7 @@ def give(run: Folder, verb: Verb, workers: int = 0) -> Command:
         except FileExistsError:
             continue  # another caller took this number: try the next one
     raise CommandFailed(
-        f"{run.url}: no command can be written after number {first} of its folder {_FOLDER}; look at it"
+        f"{run.url}: cannot create a command file in {_FOLDER} from number {first} on; look at the files there"
     )
 
 
@@ -219,18 +220,18 @@ def await_result(run: Folder, command: Command, wait_s: float) -> CommandResult:
             why += "may take longer (--wait), and still happens if it has begun; or the driver is gone"
             if write_result(run, CommandResult(number=command.number, done=False, step=0, text=why)):
                 raise CommandFailed(f"{command.verb}: {why}")
-            continue  # the driver wrote a result just before us: read it
+            continue  # the driver has just written a result, so the command is not withdrawn: read the result
         time.sleep(min(look_s, left_s))
     if not result.done:
         raise CommandFailed(f"{command.verb}: {result.text}")
     while command.verb == "stop" and leases.why_over(run) is None and time.monotonic() < until_s:
-        time.sleep(look_s)  # wait for the driver to write its report and end: until then no other can start
+        time.sleep(look_s)  # a new driver cannot start until this one has written its report and ended
     return result
 
 
 class RunControl:
-    """Commands to a run that trains on Ray; anyone who can write to its folder can give them. Each method waits until the
-    command has taken effect, and returns the step at which it did. The methods are idempotent.
+    """Commands to a run that trains on Ray. Anyone who can write to the run's folder can give them. Each method waits until the
+    command has taken effect, and returns its result with the step. The methods are idempotent.
 
     Every method raises CommandFailed if the run is not being trained, if its driver refuses the command, or if there is no
     result within ``wait_s``.
@@ -305,8 +306,8 @@ class RunControl:
 
 
 def _numbers(run: Folder) -> tuple[list[int], set[int]]:
-    """Return the numbers of all commands to a run, ascending, and the set of those numbers that have a result. Files after a
-    gap of more than ``_MOST_GAP`` numbers are ignored."""
+    """Return the numbers of all commands to a run, ascending, and the set of those numbers that have a result. Numbers after a
+    gap of more than ``_MOST_GAP`` are ignored."""
     matches = [match for name in (run / _FOLDER).names() if (match := _NAME.fullmatch(name))]
     found = [(int(one[1]), bool(one[2])) for one in matches if one[0] == _file(int(one[1]), bool(one[2]))]
     end = 0
@@ -330,6 +331,6 @@ def _file(number: int, done: bool = False) -> str:
 def _caller() -> str:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # in a container, the user id may have no user name
+    except (KeyError, OSError):  # a user id without a name, which is usual in containers
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"[:200]

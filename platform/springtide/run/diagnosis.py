@@ -35,41 +35,39 @@ from springtide.tracking.timeline import Timeline
 _RECENT_STEPS = 200
 """Number of newest steps that medians are taken over: enough to be stable, few enough to show the present."""
 _DATA = 0.05
-"""Report waits for data from this share of time on. With prefetching, waits are normally below 1 %; the margin allows for one
-slow read."""
+"""Report waits for data if they take at least this share of time. With prefetching they normally take below 1 %. The margin
+allows for one slow read."""
 _COMMUNICATION = 0.30
-"""Report exposed communication (not overlapped with computation) above this share of a profiled step. Published runs of dense
-models stay below it."""
+"""Report exposed communication (not overlapped with computation) if it takes more than this share of a profiled step. Published
+runs of dense models stay below it."""
 _IDLE = 0.30
 """Report an idle device if it is idle for more than this share of a profiled step."""
 _REACHED_MFU = 0.40
 """MFU that large dense models reach in bf16, by published figures (PaLM 46 %, Llama 3 38 to 43 %)."""
 _LOW_MFU = 0.25
-"""Report an MFU below this value: compared with ``_REACHED_MFU``, more than a third of the computation's time could be
-saved."""
+"""Report an MFU below this value. At ``_REACHED_MFU`` the same computation would take at least a third less time."""
 _RESTARTS = 0.05
-"""Report restarts if they and the steps trained again because of them take at least this share of time."""
+"""Report restarts if the gaps between worker groups and the steps trained again take at least this share of time."""
 _START_UP = 0.10
-"""Report start-up if it takes at least this share of time. Start-up takes as long in a short run as in a long one, so short
-runs exceed it."""
+"""Report start-up if it takes at least this share of time. It takes a fixed time, so it is a large share of a short run."""
 _SAVES = 0.03
 """Report checkpoint saves if training waits for them for at least this share of time. Saves are written in the background; only
 the copy to memory stalls training."""
 _WAITING = 0.03
-"""Report waits for free nodes (capacity) if they take at least this share of time."""
+"""Report waits for capacity (free nodes) if they take at least this share of time."""
 _EVALUATION = 0.05
 """Report evaluations if training waits for them for at least this share of time."""
 _PAUSED = 0.03
 """Report pauses by ``train.only_when`` if they take at least this share of time."""
 _SKIPPED = 0.01
-"""Report skipped weight updates if at least this share of steps skips its update. A dynamic loss scale skips a few steps at the
-start."""
+"""Report skipped weight updates if at least this share of all steps had none. With a dynamic loss scale, a few skipped steps at
+the start are normal."""
 _SLOW_READER = 2.0
-"""Name the rank that waits longest for data if its wait is above this multiple of the others' median wait."""
+"""Name the rank with the longest wait for data if it waits more than this many times the other ranks' median wait."""
 _MOST_NAMED = 5
-"""Most stragglers (slow ranks) that get a finding of their own."""
+"""At most this many stragglers (slow ranks) get a finding of their own."""
 _SHOWN = 120
-"""Most characters of an event's reason that are quoted in a finding."""
+"""At most this many characters of an event's reason are quoted in a finding."""
 
 REMEDIES = {
     "data": "feed.reads_in_flight and feed.read_bytes, feed.cache, a nearer store (docs/how-to/slow.md)",
@@ -97,16 +95,17 @@ class Finding(NamedTuple):
     name: str
     """Name of the kind of finding, a key of ``REMEDIES``."""
     share: float
-    """Upper bound of the saving: a share of the run's worker-time, from 0 to 1. For ``device``: the goodput."""
+    """Largest share of the run's worker-time that a fix could save, from 0 to 1. For ``device``, which needs no fix: the
+    goodput (share of time in new steps)."""
     text: str
     """The finding in words, with its most important numbers."""
     evidence: dict[str, float | int | str]
-    """The numbers behind ``text``; their names end in the unit."""
+    """Name -> value of the numbers behind ``text``. A name ends in the unit."""
     remedy: str
     """Settings that help, and pages of the documentation."""
 
     def describe(self) -> str:
-        """Return the finding as one line of text for people."""
+        """Return the finding as one line of text for users."""
         share = f", {self.share:.1%} of the time" if self.share > 0 else ""
         return f"{self.name}{share}: {self.text}"
 
@@ -118,16 +117,17 @@ class Diagnosis:
     step: int
     """The last step that was trained; 0 before the first step."""
     held: float
-    """Time for which the run has occupied workers so far, summed over workers [worker-seconds]."""
+    """Time for which the run has held workers so far, summed over workers [worker-seconds]."""
     goodput: float
-    """Time of new steps / time for which workers were occupied (held), from 0 to 1."""
+    """Share of the time ``held`` that went into new steps, from 0 to 1."""
     spent: dict[str, float]
-    """Kind of time, as in ``Ledger.spent`` -> its share of the time held, the largest first. Kinds without time are omitted."""
+    """Kind of time, as in ``Ledger.spent`` -> its share of the time ``held``, the largest first. Kinds without time are left
+    out."""
     findings: list[Finding]
-    """The findings, the most costly first. If nothing is wrong, only the finding ``device``; empty before the first step if
-    nothing is known yet."""
+    """The findings, the most costly first. If nothing limits the run but its device, only the finding ``device``. Before the
+    first step it may be empty."""
     not_measured: list[str]
-    """Quantities that the journal has no numbers for, each with the setting that measures it, if there is one."""
+    """Quantities for which the journal has no numbers, each as text, with the setting that would measure it if there is one."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as plain data, as ``springtide run status --json`` prints it."""
@@ -135,16 +135,16 @@ class Diagnosis:
 
 
 class DiagnosisBuilder:
-    """Updates a diagnosis of a run event by event, in the order of the journal. It stores only the newest steps."""
+    """Updates a diagnosis of a run event by event, in the order of the journal. Of the steps, it stores only the newest."""
 
     def __init__(self, prices: Prices | None = None) -> None:
         self.book = LedgerBuilder(prices or Prices())
         self.last: StepDone | None = None
-        """The event of the last step that was trained."""
+        """Event of the last step; None before the first step."""
         self.started: Started | None = None
-        """The newest start of a worker group."""
+        """Event of the last start of a worker group; None before the first start."""
         self.recent: deque[StepDone] = deque(maxlen=_RECENT_STEPS)
-        """The newest steps, over which the medians of step time and others are taken."""
+        """The newest steps, whose medians (such as of MFU) describe the present speed."""
         self._num_steps = self._num_skipped = 0
         self._skipped_s = self._paused_s = self._stall_s = self._longest_stall_s = 0.0
         self._counts: Counter[str] = Counter()
@@ -154,15 +154,16 @@ class DiagnosisBuilder:
         self._profile: Profiled | None = None
         self._waited: Waited | None = None
         self._slow: dict[tuple[int, str], float] = {}
-        """(rank, node) of a straggler in the current worker group -> its speed relative to the other ranks, from 0 to 1."""
+        """(rank, node) of each straggler (slow rank) of the current worker group -> its speed as a fraction of the other ranks'
+        median."""
         self._slow_s: dict[tuple[int, str], float] = {}
-        """(rank, node) of a straggler -> time that the whole group has waited for it [worker-seconds]."""
+        """(rank, node) of each straggler (slow rank) -> time that the whole group has waited for it [worker-seconds]."""
         self._out_of_room = ""
-        """Reason of the newest decision to wait for capacity."""
+        """Reason of the last decision to wait for capacity (free nodes); empty without one."""
 
     def take(self, timeline: Timeline) -> list[Event]:
-        """Add the events of a part of a journal, and return them in a shorter form for the ledger (``Timeline.condensed``): a
-        million steps in a row become a few events."""
+        """Add the events of a part of a journal. Return them in a shorter form with the same ledger (``Timeline.condensed``):
+        a million consecutive steps become a few events."""
         events = timeline.condensed(whole=_RECENT_STEPS, newest=self.book.newest)
         self._num_steps += len(timeline.tries) - sum(isinstance(event, StepDone) for event in events)
         for event in events:
@@ -205,7 +206,7 @@ class DiagnosisBuilder:
         self.last = event
         self.recent.append(event)
         slowest = min(self._slow.items(), key=lambda item: item[1], default=None)
-        if slowest is not None:  # all ranks wait for the slowest rank: charge only that rank
+        if slowest is not None:  # all ranks wait for the slowest rank only, so the other stragglers cost nothing more
             lost_s = (event.step_time_s - event.data_wait_s) * event.world_size * (1.0 - slowest[1])
             self._slow_s[slowest[0]] = self._slow_s.get(slowest[0], 0.0) + max(0.0, lost_s)
 
@@ -281,7 +282,8 @@ class DiagnosisBuilder:
         return [_finding("compute", share, text, evidence)]
 
     def _mfu(self) -> float:
-        """Return the median MFU of the recent steps, with waits for data excluded; NaN if the device's peak is not known."""
+        """Return the median MFU of the recent steps, computed without their waits for data; NaN if the device's peak is not
+        known."""
         each = (
             one.mfu * one.step_time_s / (one.step_time_s - one.data_wait_s)
             for one in self.recent
@@ -351,9 +353,9 @@ class DiagnosisBuilder:
         return [_finding("skipped updates", self._skipped_s / book.held, text, evidence)]
 
     def _shares(self, book: Ledger) -> list[Finding]:
-        """Return the findings that follow from the share of time of one kind alone: start-up, capacity, evaluation, pauses."""
+        """Return the findings that each follow from the share of one kind of time: start-up, capacity, evaluation, pauses."""
         phases = dict(self.started.phases_s) if self.started else {}
-        phases.pop("rendezvous", None)  # time between two worker groups, which is not part of start-up
+        phases.pop("rendezvous", None)  # the time since the previous worker group, which is no part of start-up
         longest = max(phases, key=lambda name: phases[name], default="")
         phase = f", of which {longest[:40]} took longest, {phases[longest]:.1f} s" if longest else ""
         in_workers = f"the workers' own part of the last start was {sum(phases.values()):.1f} s{phase}"
@@ -401,6 +403,6 @@ def _finding(name: str, share: float, text: str, evidence: dict[str, Any]) -> Fi
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the median of the finite ``values``; 0 if there are none."""
+    """Return the median of the ``values`` that are neither infinite nor NaN; 0 if there are none."""
     finite = [one for one in values if math.isfinite(one)]
     return statistics.median(finite) if finite else 0.0

@@ -29,7 +29,7 @@ from springtide.storage import Folder
 
 _FORMATS = ("hf", "peft")
 _UNFINISHED = "importing.json"
-"""Marker file: the import into this folder is not complete."""
+"""Marker file in a folder whose import has begun and is not complete."""
 _WRITTEN = frozenset({"checkpoints", "leases", TOKENIZER, CHAT_TEMPLATE, GENERATION, configs.RUN_CONFIG, _UNFINISHED})
 """Names of all files and folders that an import writes into the run's folder."""
 
@@ -38,8 +38,8 @@ def export_model(
     run: Run, to: str, step: int | None = None, dtype: str = "", ema: bool = False, format: str = "hf"
 ) -> Exported:
     """Write a committed checkpoint as a folder that ``transformers`` loads: weights, tokenizer and a model card. An adapter is
-    merged into the weights, or written alone (``format``). The export needs little memory and no GPU, and is safe while the run
-    trains.
+    merged into the weights, or written alone for ``peft`` (see ``format``). The export needs little memory and no GPU, and is
+    safe while the run trains.
 
     Args:
         run: the run of the checkpoint.
@@ -74,8 +74,8 @@ def export_model(
     if format == "peft":
         base = manifest.meta.labels.get(IMPORTED) or _base_of(config)
         return export_adapter(run.folder, name, config.model, Folder(to), facts, base, dtype, ema)
-    # folders to search for the chat template: an imported model has the template in its own folder, while a plain-text dataset
-    # that it was fine-tuned on has none
+    # search these folders for the chat template. A model that was imported and then fine-tuned on plain text has a template
+    # only in the imported folder: the dataset of plain text has none
     folders = [*(Folder(url) for url in urls if url), run.folder, *(split(url)[0] for url in ancestors)]
     return export_checkpoint(run.folder, name, config.model, Folder(to), facts, folders, dtype, ema)
 
@@ -129,11 +129,11 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
         changes["corpus.begin_of_text"] = found.begin_of_text
     config = usual.override(changes)
     target.write_json(_UNFINISHED, {"of": redacted(found.folder.url)})
-    lease = leases.claim(target, secrets.token_hex(8))  # claim it before clearing: another import may be running
+    lease = leases.claim(target, secrets.token_hex(8))  # before files are removed: another import may be writing them
     try:
-        _clear(target, _WRITTEN - {"leases", _UNFINISHED})  # remains of a killed import
+        _clear(target, _WRITTEN - {"leases", _UNFINISHED})  # remove what a killed import has left
         write_checkpoint(found, target, config.model_dump(mode="json"), configs.fingerprint(config), lease=lease)
-        leases.check(target, lease.term, lease.owner)  # raises if another import took over the folder
+        leases.check(target, lease.term, lease.owner)  # raises if another import took over the folder: write no more
         if found.tokenizer:
             target.write(TOKENIZER, found.tokenizer)
         if found.template:
@@ -143,8 +143,8 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
         run = Run(target)
         run.write_config(config)
     except BaseException:
-        with contextlib.suppress(Exception):  # errors of clearing are dropped: the next import clears the rest
-            leases.check(target, lease.term, lease.owner)  # raises if another import owns the folder by now
+        with contextlib.suppress(Exception):  # if removing files fails, the next import removes the rest
+            leases.check(target, lease.term, lease.owner)  # raises if another import owns the folder: remove nothing
             _clear(target, _WRITTEN)
             if not existed:
                 target.remove()
@@ -155,8 +155,8 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
 
 
 def _clear(target: Folder, written: frozenset[str]) -> None:
-    """Remove the files ``written`` by an import. The marker file of an incomplete import goes last, so that a removal that is
-    killed is repeated by the next import."""
+    """Remove the files ``written`` by an import. The marker file of an incomplete import is removed last: if this removal is
+    killed, the marker makes the next import repeat it."""
     names = target.names()
     for name in sorted(written.intersection(names), key=lambda one: one == _UNFINISHED):
         target.remove(name)
@@ -165,7 +165,8 @@ def _clear(target: Folder, written: frozenset[str]) -> None:
 
 
 def _base_of(config: Config) -> str:
-    """Return the base model on which a run with ``config`` trains its adapter: the imported folder, or a checkpoint's URL."""
+    """Return the base model of the adapter that a run with ``config`` trains: the imported ``transformers`` folder, or the URL
+    of a checkpoint. Empty if there is none."""
     for url in lineage(config):
         try:
             manifest = read_manifest(*split(url))

@@ -1,4 +1,4 @@
-"""Find the run that a call of ``train`` belongs to: a new run, or an existing run that it resumes."""
+"""Find the run that a call of ``train`` is about: a new run, or an existing run that it resumes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from springtide.storage import Folder, to_json
 from springtide.storage.errors import may_pass
 
 _DECIDED_LATER = {"shards.dataset": "", "train.micro_batch": "auto"}
-"""Setting -> the value with which the setting is decided when the run starts. A config with such a value does not count as
-changed."""
+"""Setting -> the value that means "decide at the start of the run". If the config of a resume has such a value, the setting
+does not count as changed."""
 _log = logging.getLogger(__name__)
 
 
 def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: bool) -> tuple[Config, Run]:
     """Choose the run's id and find its folder. Returns the config with ``run.id`` and ``run.root`` filled in, and the run.
 
-    Writes nothing: the folder becomes a run when the caller writes the config there. ``resume`` "auto" starts a new run if
-    there is none to resume.
+    Writes nothing: the folder becomes a run when the caller writes the config there. If ``resume`` is True, there must be a run
+    to resume. If it is "auto", a new run starts if there is none.
 
-    Raises RunExists if the id is taken and ``resume`` is not set, or if resuming would change what is learned, unless
-    ``accept_changes``. Raises ConfigError if the folder is not writable, if there is nothing to resume, or, unless
-    ``accept_changes``, if the stored config has a retired setting without which something else would be learned.
+    Raises RunExists if the id is taken and ``resume`` is False, or if changed settings would change what is learned. Raises
+    ConfigError if the folder is not writable, if there is no run to resume, or if the stored config has a setting that this
+    version lacks and without which the run would learn something else. ``accept_changes`` allows changed and lacking settings.
     """
     root = Folder(config.run.root)
     name = config.run.id or (_newest(root, config, needed=resume != "auto") if resume else "") or _made_up()
@@ -46,7 +46,7 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
         config = config.override({"objective.teacher": teacher})
     if exists:
         _check_resume(run, config, bool(resume), accept_changes)
-        # keep the list of skipped steps of the run's earlier starts
+        # keep skipping the steps that earlier starts of the run have skipped, such as loss spikes
         config = config.override({"stream.skip": sorted({*config.stream.skip, *run.config.stream.skip})})
     elif resume and resume != "auto":
         remedy = f"omit --resume{_or_root_of_model(config)}"
@@ -55,14 +55,14 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
         run.folder.check_writable()
     except OSError as error:
         raise ConfigError(
-            explain("run.root", root.url, f"cannot be written ({error})", "choose another folder or its permissions")
+            explain("run.root", root.url, f"cannot be written ({error})", "name another folder, or fix permissions")
         ) from None
     return config, run
 
 
 def config_or_problem(run: Run) -> tuple[Config | None, str]:
-    """Return a run's config and an empty text; or, if the config cannot be read, None and the reason in one line. An error of
-    the store that may be temporary is raised, because it does not mean that the run is damaged."""
+    """Return (the run's config, empty text), or (None, reason in one line) if the config cannot be read. An error of the store
+    that may be temporary is raised instead, because it does not mean that the run is damaged."""
     try:
         return run.config, ""
     except (SpringtideError, OSError) as error:
@@ -72,9 +72,9 @@ def config_or_problem(run: Run) -> tuple[Config | None, str]:
 
 
 def check_taken_up(config: Config, run: Run) -> None:
-    """Raise ConfigError if ``config`` lacks a dataset that was added to the run during training. Until commit 0ba2dd87,
-    datasets could be added to a running run; each addition left a record in ``followed/``. The run's stored config names all
-    added datasets."""
+    """Raise ConfigError if ``config`` lacks a dataset that was added to the run during training. Up to commit 0ba2dd87,
+    datasets could be added to a running run. Each addition left a record in the run's folder ``followed/``, and the run's
+    stored config names all added datasets."""
     if not run.folder.exists("followed/0000.json"):
         return
     known = run.config.stream.model_dump(mode="json")
@@ -87,8 +87,8 @@ def check_taken_up(config: Config, run: Run) -> None:
 
 
 def trusted_code(config: Config) -> str:
-    """Return the digest of the code that this user trusted at the last start of the run that ``config`` would resume; empty if
-    there is no such run, or if it has no code of its own."""
+    """Return the digest of the user's own code that was trusted at the last start of the run that ``config`` would resume.
+    Empty if there is no such run, or if it runs no code of the user."""
     if not config.needs_trust:
         return ""
     root = Folder(config.run.root)
@@ -112,8 +112,9 @@ def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) 
 
 
 def _newest(root: Folder, config: Config, needed: bool) -> str:
-    """Return the id of the newest run with this config's fingerprint; run ids start with their creation time. If there is no
-    such run, return an empty text, or raise ConfigError if ``needed``. A run that cannot be read is skipped with a warning."""
+    """Return the id of the newest run whose config has the same fingerprint (all settings that decide what is learned). Ids
+    start with the time of creation. If there is no such run, return an empty text, or raise ConfigError if ``needed``. A run
+    that cannot be read is skipped with a warning."""
     wanted = configs.fingerprint(config)
     for name in reversed(root.names()):
         run = Run(root / name)
@@ -131,9 +132,9 @@ def _newest(root: Folder, config: Config, needed: bool) -> str:
 
 
 def _or_root_of_model(config: Config) -> str:
-    """Return a remedy to add to the error that the run to resume was not found; empty if there is no remedy. Up to commit
-    9c427aee, a run that started from another run's model was created under the other run's root. Reads only the other run's
-    config, and contacts nothing that the config names."""
+    """Return a further remedy for the error that the run to resume was not found; empty if there is none. Up to commit
+    9c427aee, a run that started from another run's model was created in the root folder of that run, so it may be there. Reads
+    only the config of the other run, and contacts nothing that the config names."""
     if not config.train.start_from:
         return ""
     model = Run(branch.split(config.train.start_from)[0])

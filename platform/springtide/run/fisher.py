@@ -20,27 +20,28 @@ _OF_ANOTHER: dict[str, Any] = {
     "stream.weights": (),
     "stream.epoch_caps": {},
 }
-"""Overrides of settings that remove a run's mixture of datasets, so that only ``shards.dataset`` names the text to use."""
+"""Overrides of settings that remove a run's own mixture of datasets, so that ``shards.dataset`` alone names the text to use."""
 
 
 class Fisher(NamedTuple):
-    """A stored Fisher information (importance of each weight), which another run uses in ``objective.anchor`` against
-    forgetting."""
+    """Where Fisher information (the importance of each weight) is stored. Another run uses it in ``objective.anchor``, so that
+    it forgets less of what this model has learned."""
 
     url: str
-    """URL of the folder with the Fisher information: the value of ``objective.anchor`` in the other run."""
+    """URL of the folder with the Fisher information; the other run sets ``objective.anchor`` to it."""
     checkpoint: str
-    """URL of the checkpoint that the Fisher information was computed for: the value of ``train.start_from`` in the other
-    run."""
+    """URL of the checkpoint whose Fisher information this is; the other run sets ``train.start_from`` to it."""
     tokens: int
-    """Number of tokens that the Fisher information was computed on."""
+    """Number of tokens from which the Fisher information was computed."""
 
 
 def write_fisher(
     run: Run, to: str, tokens: int, dataset: str = "", step: int | None = None, trust_code: bool = False
 ) -> Fisher:
-    """Compute the diagonal empirical Fisher information of a checkpoint in this process. The text is what a run that starts
-    from the checkpoint should not forget. Needs three times the memory of the weights in fp32.
+    """Compute the diagonal empirical Fisher information (importance of each weight) of a checkpoint, in this process.
+
+    Stores it in the folder ``to``. Use text that a run which starts from the checkpoint should not forget. Needs three times
+    the memory of the fp32 weights.
 
     Args:
         run: the run of the checkpoint.
@@ -70,7 +71,7 @@ def write_fisher(
     from springtide.training.fisher import fisher_of_checkpoint
 
     if tokens < 1:
-        raise ConfigError(explain("tokens", tokens, "is not a number of tokens", "give at least one row's"))
+        raise ConfigError(explain("tokens", tokens, "is not a number of tokens", "give at least the tokens of one row"))
     target, config = Folder(to), run.config.override({"feed.cache": ""})
     if target.names():
         raise ConfigError(explain("out", to, "is not empty", "name another folder"))
@@ -94,7 +95,9 @@ def write_fisher(
 
 
 def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = False, trust_code: bool = False) -> Config:
-    """Return ``config`` with ``objective.anchor`` set to the Fisher information of the checkpoint in ``train.start_from``.
+    """Return ``config`` with ``objective.anchor`` set to the Fisher information (importance of each weight) of its start.
+
+    The start is the checkpoint in ``train.start_from``.
 
     The Fisher information is stored in ``run.root``. It is computed only if no earlier call with the same values has stored it.
 
@@ -112,7 +115,7 @@ def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = Fals
     start, anchor = config.train.start_from, config.objective.anchor
     if anchor:
         raise ConfigError(
-            explain("--fisher-tokens", tokens, f"and objective.anchor = {anchor}: one anchor", "leave one out")
+            explain("--fisher-tokens", tokens, f"and objective.anchor = {anchor} set one anchor each", "leave one out")
         )
     if not start:
         limit = "is of the checkpoint that a run starts from, and train.start_from is empty"
@@ -124,12 +127,12 @@ def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = Fals
             limit, remedy = "and the run that is resumed has no anchor", "leave it out, or choose another run.id"
             raise ConfigError(explain("--fisher-tokens", tokens, limit, remedy))
         return config.override({"objective.anchor": mine.config.objective.anchor})
-    checkpoint = branch.resolve(start, "")  # the run that it belongs to may commit another one while this computes
+    checkpoint = branch.resolve(start, "")  # resolve once: its run may commit a newer checkpoint during the computation
     run, name = branch.split(checkpoint)
     of = [run.url, name, read_manifest(run, name).meta.chain, tokens, Folder(dataset).url if dataset else ""]
     prefix = f"{run.name}-fisher-{digest.of_bytes(to_json(of).encode())[:8]}-"
     there = next((one for one in sorted(root.names()) if one.startswith(prefix) and committed(root / one)), "")
-    # a folder of its own for each try: another start may compute the same at this moment
+    # use a new folder for each try: another process may compute the same Fisher information at this moment
     target = root / (there or f"{prefix}{secrets.token_hex(4)}")
     if not there:
         write_fisher(Run(run), target.url, tokens, dataset, step_of(name), trust_code)

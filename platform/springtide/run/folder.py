@@ -1,13 +1,13 @@
 """Open a run's folder and read its contents.
 
-<root>/<run id>/config.yaml    the resolved config
+<root>/<run id>/config.yaml    all settings of the newest start
                 journal/       every event
-                checkpoints/   committed steps
-                compiled/      compiled code for the run's next nodes, sealed by its user
+                checkpoints/   committed checkpoints
+                compiled/      cache of compiled code for nodes that join later, signed by the user who runs the job
                 control/       commands to the run, and their results
-                mlflow.json    id of the run's one MLflow run
-                origin.json    command and commit of the newest start
-                report.html    rewritten while the run trains, and when it ends
+                mlflow.json    id of the MLflow run that this run reports to
+                origin.json    command and git commit of the newest start
+                report.html    HTML report, rewritten while the run trains, and when it ends
 """
 
 from __future__ import annotations
@@ -129,24 +129,24 @@ class Run(RunControl):
 
     @property
     def starts(self) -> list[Started]:
-        """The events of worker groups' starts (first start and restarts), oldest first."""
+        """One event for each start of a worker group (the first start and each restart), oldest first."""
         return [event for event in self.timeline.events if isinstance(event, Started)]
 
     @property
     def status(self) -> str:
-        """The run's state. If its end is recorded: ``finished``, ``stopped`` or ``failed``. If it was started since, and no end
-        is recorded: ``paused``, ``waiting`` (for nodes), or ``running or killed``. Before the first start: ``not started``."""
+        """The run's state. Ended: ``finished``, ``stopped`` or ``failed``. Never started: ``not started``. Else, if no end is
+        recorded since the last start: ``paused``, ``waiting`` (for nodes), or ``running or killed``."""
         return run_state(self.timeline.events).known
 
     @property
     def finished(self) -> bool:
-        """True if the run reached its last step: the newest recorded end of training has the status ``finished``."""
+        """True if the run reached its last step, according to the newest end of training in the journal."""
         ends = [event for event in self.timeline.events if isinstance(event, Stopped)]
         return bool(ends) and ends[-1].status == "finished"
 
     def has_nothing_left(self, config: Config) -> bool:
-        """Return True if a resume under ``config`` would train nothing: the run finished, its newest checkpoint is at or after
-        the last step of ``config``, and no ``stream`` setting differs, apart from the datasets to evaluate on.
+        """Return True if a resume with the settings ``config`` would train no step: the run finished, its newest checkpoint is
+        at or after the last step of ``config``, and no ``stream`` setting differs, except ``stream.eval_datasets``.
 
         Args:
             config: the config under which the run would resume.
@@ -158,14 +158,14 @@ class Run(RunControl):
         """
         if not self.finished or (step_of((self.checkpoints or [""])[-1]) or 0) < config.num_steps:
             return False
-        # a changed ``stream`` setting may change the order of samples, which ``check_order`` checks when the run starts; the
-        # setting ``eval_datasets`` is ignored, because a start itself may add datasets there
+        # any other changed ``stream`` setting may change the order of samples, which only a start can check (``check_order``).
+        # ``eval_datasets`` does not count as changed, because each start may add datasets to it
         changed = configs.difference(self.config, config)
         return not any(name.startswith("stream.") and name != "stream.eval_datasets" for name in changed)
 
     @property
     def last_step(self) -> int:
-        """The highest step that was trained, or that a worker group started from; 0 without steps and starts."""
+        """The highest step that was trained, or from which a worker group started; 0 if there is neither."""
         timeline = self.timeline
         return max([timeline.last_try, *(event.step for event in timeline.events if isinstance(event, Started))])
 
@@ -223,8 +223,8 @@ class Run(RunControl):
         from springtide.training.evaluate import evaluate_checkpoint
 
         check_model_code(self.folder, self.config, trust_code)
-        # use no row cache: its folder in the config may not exist on this machine, and the config of somebody else's run must
-        # not choose where we write
+        # switch off the cache of rows: its folder in the config may not exist on this machine. And the config of another user's
+        # run must not decide where this process writes
         changed = self.config.override({"train.eval_tokens": tokens or sys.maxsize, "feed.cache": ""})
         return evaluate_checkpoint(self.folder, changed, self.checkpoint_at(step))
 
@@ -314,7 +314,7 @@ class Run(RunControl):
         names, folder = self.checkpoints, Folder(to)
         if not 0 < last <= len(names):
             limit = f"{self.folder.url} has {len(names)} checkpoints that count"
-            raise ConfigError(explain("last", last, limit, "keep more of them: checkpoint.keep_last, keep_every"))
+            raise ConfigError(explain("last", last, limit, "keep more: checkpoint.keep_last, checkpoint.keep_every"))
         if folder.names():
             raise ConfigError(explain("to", to, "is not empty", "name another folder"))
         root, _, name = folder.url.rstrip("/").rpartition("/")
@@ -362,8 +362,8 @@ class Run(RunControl):
         return verify(self.folder)
 
     def write_config(self, config: Config) -> None:
-        """Write ``config`` as the run's config.yaml. If ``config`` contains a password, a local file is readable only by its
-        owner; on an object store a warning is logged.
+        """Write ``config`` as the run's config.yaml. If it contains a password, only the owner can read the file on a local
+        disk; on an object store a warning is logged.
 
         Args:
             config: the resolved config of the next start.
@@ -376,8 +376,8 @@ class Run(RunControl):
         self.folder.write(RUN_CONFIG, configs.dump(config), private=bool(secrets_in))
         if secrets_in and not self.folder.is_local:
             _log.warning(
-                "%s has the password in %s: everyone with access to the store can read it; pass MLflow's by "
-                "MLFLOW_TRACKING_URI, and others in the environment variables of your store's client",
+                "%s contains a password in %s: everyone with access to the store can read it; pass MLflow's password in "
+                "MLFLOW_TRACKING_URI, and a store's password in the environment variables of its client",
                 redacted(self.folder.where(RUN_CONFIG)),
                 ", ".join(secrets_in),
             )
@@ -421,11 +421,11 @@ def open_run(path: str) -> Run:
     return run
 
 
-# Trust in the code of a run's model: a config from somebody else may name Python code to execute (``model.source``).
+# Trust in the code of a run's model. The config of another user's run may name Python code to execute (``model.source``).
 
 
 def check_model_code(run: Folder, config: Config, trust_code: bool) -> None:
-    """Raise ConfigError if ``config`` names its own model code and that code is not trusted. The code is trusted if
-    ``trust_code`` is set, or if this user last started the run with the same code."""
-    sources = config.needs_trust if config.model.source else {}  # loading a model executes no other code of the config
+    """Raise ConfigError if ``config`` names model code of its own that is not trusted. Code is trusted if ``trust_code`` is
+    True, or if this user last started the run with the same code."""
+    sources = config.needs_trust if config.model.source else {}  # loading a model runs no other code of a config
     configs.check_trusted(sources, run.where(RUN_CONFIG), trust_code, leases.trusted_code(run, sources))

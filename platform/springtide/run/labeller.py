@@ -25,26 +25,26 @@ FIELD = "by"
 
 @dataclasses.dataclass(frozen=True)
 class Labeller:
-    """A model that labels a dataset (predicts tokens for each row). It was checked that its vocabulary and row length fit the
-    dataset."""
+    """A model that labels a dataset: for each row, it predicts tokens. Its vocabulary and maximum row length were checked to
+    fit the dataset."""
 
     folder: Folder
     """The run's folder, or a ``transformers`` folder."""
     checkpoint: str
-    """Name of the run's checkpoint; empty for a ``transformers`` folder."""
+    """Name of the run's checkpoint; empty for a ``transformers`` folder, which has none."""
     model: ModelConfig
     parallel: ParallelConfig
     facts: dict[str, str | int]
-    """Facts about the model, which are stored with the labels."""
+    """Name -> value of facts that identify the model. They are stored with the labels."""
 
     def model_at(self, to: Folder, manifest: Manifest) -> LabelModel:
-        """Return the model as a checkpoint to load. A ``transformers`` folder is first imported into ``to``, unless an earlier
-        call has imported it. ``manifest``: the manifest of the dataset to label."""
+        """Return the model as a checkpoint to load. A ``transformers`` folder is imported into ``to`` first, unless an earlier
+        call has done so. ``manifest``: file list of the dataset to label."""
         folder, name = self.folder, self.checkpoint
         if not name:
             folder = to
             if not (to.exists(RUN_CONFIG) and committed(to)):
-                to.remove()  # remove the remains of a killed import
+                to.remove()  # remove what a killed import has left
                 import_model(self.folder.url, to.url)
             name = committed(to)[-1]
         ids = manifest.vocab_size, *manifest.document_ids
@@ -52,11 +52,11 @@ class Labeller:
 
 
 def open_labeller(by: str, manifest: Manifest, trust_code: bool = False) -> Labeller:
-    """Return the labelling model that ``by`` names, after checks against the dataset. Writes nothing.
+    """Find the model that ``by`` names and check that it fits the dataset to label. Writes nothing.
 
     Args:
         by: path or URL of a run's folder (its newest checkpoint is used), of one checkpoint, or of a ``transformers`` folder.
-        manifest: manifest of the dataset to label.
+        manifest: manifest (file list) of the dataset to label.
         trust_code: run the code of the user's own model if the run names one (``model.source``); needed unless you started
             the run with the same code.
 
@@ -82,7 +82,7 @@ def open_labeller(by: str, manifest: Manifest, trust_code: bool = False) -> Labe
 
 
 def _of_run(run: Folder, name: str, by: str, trust_code: bool) -> tuple[Labeller, str]:
-    """Return the labeller for a checkpoint of a run (``name`` empty: the newest), and the digest of its tokenizer."""
+    """Return (labeller, digest of its tokenizer) for the checkpoint ``name`` of a run; an empty ``name`` is the newest one."""
     names = committed(run)
     name = name or (names or [""])[-1]
     if name not in names:
@@ -107,8 +107,8 @@ def _of_run(run: Folder, name: str, by: str, trust_code: bool) -> tuple[Labeller
 
 
 def _of_transformers(folder: Folder) -> tuple[Labeller, str]:
-    """Return the labeller for a ``transformers`` folder, and the digest of its tokenizer, which is empty if the folder has
-    none."""
+    """Return (labeller, digest of its tokenizer) for a ``transformers`` folder. The digest is empty if the folder has no
+    tokenizer."""
     found, parallel = open_model(folder), ParallelConfig()
     names = [name for name in folder.names() if name in (HF_CONFIG, TOKENIZER) or name.endswith(".safetensors")]
     digests = []

@@ -1,13 +1,13 @@
-"""Rewrite a run's ``report.html`` while the run trains, in a separate process. Reload it in a browser to see the live run.
+"""Rewrite a run's ``report.html`` while the run trains, in a separate process. Reload the page in a browser for new data.
 
     driver: live_report                     python -m springtide.run.live_report URL
       starts the process  ---------------->   sleeps, reads new lines of the journal, writes the page, sleeps ...
-      closes the pipe, or dies  ---------->   finishes a write that has begun, and ends
+      closes the pipe, or dies  ---------->   finishes the write that is in progress, and ends
       waits until the process has ended, then writes the final report
 
-It is a process of its own so that it does not share a GIL with the driver, which has to act on a killed worker within a second.
-It has the lowest priority and does not import torch. After each page it sleeps 200 times as long as writing the page took, so
-it uses at most half a percent of a core.
+The process is separate because the driver must act on a killed worker within a second, and must not wait for a shared GIL. It
+has the lowest priority and does not import torch. After each page it sleeps 200 times as long as writing the page took, so it
+uses at most half a percent of a core.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from springtide.storage import Folder
 
 PROGRAM = ("-m", "springtide.run.live_report")
-"""Arguments of the Python command for the separate process that writes the report."""
+"""Command-line arguments of Python that start the process which writes the report."""
 EVERY_S = 30.0
-"""Shortest pause before the HTML report is rewritten, or written for the first time [s]."""
+"""Shortest pause before each write of the HTML report, also before the first [s]."""
 TIMES = 200
-"""Shortest pause before the HTML report is rewritten, as a multiple of the time that the last rewrite took."""
+"""Shortest pause before each rewrite of the HTML report, as a multiple of the duration of the last rewrite."""
 _END_S = 5.0
-"""Longest time for which a write of the report may continue after the ``with`` block, or the driver, has ended [s]."""
+"""How long a write in progress may continue after the ``with`` block, or the driver, has ended [s]."""
 
 
 @contextlib.contextmanager
 def live_report(run: Folder, say: Callable[[str], None]) -> Iterator[None]:
     """Keep the report of ``run`` up to date, in a separate process, during the ``with`` block.
 
-    On exit the process has ended, so it cannot overwrite a report that the caller writes afterwards. Failures of the process
-    raise nothing in the ``with`` block: ``say`` receives one line about the first failure, from a thread.
+    On exit the process has ended, so it cannot overwrite a report that the caller writes afterwards. If the process fails, no
+    error is raised in the ``with`` block. Instead, ``say`` receives one line about the first failure.
 
     Args:
         run: the run's folder.
         say: function that prints a line; called from a thread.
     """
-    # as in checkpoint/writer_process.py: pass on sys.path, which may differ from what the environment gives; -P keeps the
-    # working directory out of it
+    # start Python as in checkpoint/writer_process.py. Pass on this process's sys.path, which may differ from the default. -P
+    # keeps the working directory out of sys.path, so that no file there shadows a module
     command = ["env", f"PYTHONPATH={os.pathsep.join(sys.path)}", sys.executable, "-P", *PROGRAM, run.url]
     try:
-        # start a session of its own, so that Ctrl-C in the terminal reaches only the driver
+        # a session of its own: Ctrl-C in the terminal must reach only the driver, and not kill this process
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     except OSError as error:
         say(f"report.html is written only when the run ends: {error}")
@@ -77,7 +77,7 @@ def live_report(run: Folder, say: Callable[[str], None]) -> Iterator[None]:
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S + 1.0)
-        finally:  # kill it even if the store hangs, or after another Ctrl-C: the caller writes next
+        finally:  # kill it even if the store hangs or the user presses Ctrl-C again: the caller writes next
             process.kill()
             process.wait()
             listener.join()
@@ -85,15 +85,15 @@ def live_report(run: Folder, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def main(url: str) -> None:
-    """Rewrite the report of the run at ``url`` until standard input is closed. After a failure it retries; only the first
-    failure is printed."""
+    """Rewrite the report of the run at ``url`` until standard input is closed. A failed write is tried again later. Only the
+    first failure is printed."""
     os.nice(19)
-    with contextlib.suppress(OSError):  # if memory runs out, the kernel kills this process first
+    with contextlib.suppress(OSError):  # on Linux: if memory runs out, the kernel kills this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
-    logging.disable()  # no log: the driver prints one line about the first failure
+    logging.disable()  # the driver prints one line about the first failure; more lines would only repeat it
     writing = threading.Lock()
     threading.Thread(target=_end_with_input, args=(writing,), daemon=True).start()
-    time.sleep(EVERY_S)  # so that a short run ends before the slow imports below
+    time.sleep(EVERY_S)  # a short run ends during this sleep and saves the slow imports below
 
     from springtide.run.folder import REPORT, Run
     from springtide.run.page_facts import facts_of
@@ -120,8 +120,8 @@ def main(url: str) -> None:
 
 
 def _end_with_input(writing: threading.Lock) -> None:
-    """Wait until standard input is closed, then exit this process. A write of the report in progress gets ``_END_S`` to
-    finish."""
+    """Wait until standard input is closed, then exit this process. A write of the report that is in progress may continue for
+    ``_END_S`` seconds."""
     while os.read(0, 1):
         pass
     writing.acquire(timeout=_END_S)

@@ -1,4 +1,4 @@
-"""The origin of a run (command and git commit): ``origin.json`` in its folder, which each start of training on Ray writes."""
+"""The origin of a run: command and git commit. Each start of training on Ray writes it to ``origin.json`` in the run folder."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Origin:
     command: _Text = ""
     """The command line, without secrets."""
     commit: _Text = ""
-    """Commit of the git checkout that the command ran in; empty if it ran in none."""
+    """Git commit that was checked out in the working directory of the command; empty if that is no git checkout."""
     branch: _Text = ""
     repository: _Text = ""
-    """URL of the remote ``origin``."""
+    """URL of the git remote ``origin``."""
     is_changed: bool = False
-    """Whether files of the checkout differed from the commit."""
+    """True if files of the checkout had changes that were not committed."""
 
     @property
     def source(self) -> str:

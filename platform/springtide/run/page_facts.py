@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from springtide.run.folder import Run
 
 _TRIAL = re.compile(r"(.+)/trials/trial-(\d{4,9})(?:-\d+)?")
-"""Pattern of the URL of a sweep trial's run. Groups: URL of the sweep, number of the trial."""
+"""Pattern of the URL of a run that is a trial of a sweep. Groups: URL of the sweep; number of the trial."""
 _log = logging.getLogger(__name__)
 
 
@@ -44,8 +44,8 @@ def facts_of(run: Run) -> RunFacts:
     try:
         origin = read_origin(run.folder)
         trial = _trial(run.folder)
-    except DamagedFile as error:  # write the report without the damaged file's facts
-        _log.warning("%s; the report lacks what it says", error)
+    except DamagedFile as error:  # write the report, but leave out what the damaged file contains
+        _log.warning("%s; the report leaves out its content", error)
     url = redacted(run.folder.url)
     about: list[tuple[str, Cell]] = [
         *trial,
@@ -64,8 +64,8 @@ def facts_of(run: Run) -> RunFacts:
 
 
 def _trial(run: Folder) -> list[tuple[str, Cell]]:
-    """Return table rows for a run that is a trial of a sweep: link to the sweep, and how the trial ended. Empty for any other
-    run."""
+    """Return the table rows that only a trial of a sweep has: link to the sweep's page, and how the trial ended. Return no row
+    for any other run."""
     match = _TRIAL.fullmatch(run.url.rstrip("/"))
     if match is None or not (root := Folder(match[1])).exists(PLAN):
         return []

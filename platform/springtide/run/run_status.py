@@ -21,14 +21,13 @@ from springtide.tracking.timeline import Timeline
 from springtide.tune.folder import PLAN, SweepFolder
 
 _POINTS = 64
-"""Least number of points of a long run's loss curve. When it reaches twice as many, each pair of points is averaged into
-one."""
+"""A long run's loss curve has 64 to 128 points. At 128 points, each pair of points is replaced by its mean, which leaves 64."""
 _SIZES, _MESSAGES = 6, 8
 _SILENT_S = 60.0
-"""A run counts as silent after this time without an event [s], but not before the time of ``_SILENT_STEPS`` steps."""
+"""Time without an event after which a run that trains counts as silent [s]; longer if ``_SILENT_STEPS`` steps take longer."""
 _SILENT_STEPS = 5
 _AT_ONCE = 16
-"""Number of runs that are read concurrently, so that requests to the store overlap."""
+"""Number of runs that are read at once, so that their requests to the store overlap."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,39 +39,39 @@ class RunStatus:
     is_over: bool
     """True if the driver has reported the end of training, or has ended without a report."""
     waits_for: str
-    """What the next step waits for, according to the journal; empty while steps are trained."""
+    """Reason why no step is trained now, such as a start of workers or a missing node; empty while steps are trained."""
     step: int
     num_steps: int
     loss: float | None
     """Training loss of the last step [nats/token]."""
     losses: list[float]
-    """The loss over the whole run, at most 128 means over equally many steps [nats/token]."""
+    """The training loss over the whole run: at most 128 points, each the mean over an equal number of steps [nats/token]."""
     heldout_loss: float | None
     """Held-out loss of the last evaluation [nats/token]."""
     heldout_step: int
-    """The step of the last evaluation; 0 without one."""
+    """Number of steps done at the last evaluation; 0 without one."""
     tokens_per_s: float
     mfu: float
     """MFU of the last step; above 1 if the device's peak is not known."""
     left_s: float
-    """Time until the run's last step at the median speed of recent steps [s]; 0 if unknown."""
+    """Estimated time until the run's last step [s]: steps left times the median duration of recent steps; 0 if unknown."""
     workers: int
     """Number of workers in the current group; 0 if no group trains."""
     sizes: list[tuple[int, int]]
-    """The newest changes of the number of workers, oldest first: (step, workers)."""
+    """(step, number of workers) of the newest changes of the number of workers, oldest first."""
     restarts: int
     """Number of restarts: changes from one worker group to the next."""
     steps_lost: int
-    """Number of steps that were lost in restarts and had to be trained again."""
+    """Number of steps whose results were lost in restarts, and which had to be trained again."""
     last_restart: Restart | None
     checkpoint: str
-    """Name of the newest checkpoint; empty before the first."""
+    """Name of the newest committed checkpoint; empty before the first."""
     checkpoint_age_s: float
     dollars: float
     diagnosis: Diagnosis
     """How the run's time was spent, what limits its speed, and remedies."""
     messages: list[str]
-    """The newest events as lines of text, oldest first. Steps are left out."""
+    """The newest events as lines of text for users, oldest first. Steps are left out."""
     seen_s: float
     """Time of the newest event, seconds since 1970; 0 without one."""
 
@@ -99,7 +98,8 @@ class StatusBuilder:
         self._has_group, self._waits_for = False, ""
 
     def take(self, timeline: Timeline) -> list[str]:
-        """Add a part of the journal. Returns its events as lines of text; steps and other frequent events are left out."""
+        """Add the events of a part of the journal. Return them as lines of text for users, without steps and other frequent
+        events."""
         for loss in timeline.tries["loss"].tolist():
             self._add_loss(loss)
         return [line for event in self._diagnosis.take(timeline) if (line := self._add(event))]
@@ -113,7 +113,7 @@ class StatusBuilder:
                 if not self._sizes or self._sizes[-1][1] != event.world_size:
                     self._sizes.append((event.step, event.world_size))
             case Decided(decision="stay"):
-                if not (self._has_group and self._state.trains):  # else the reason is why the group keeps its size
+                if not (self._has_group and self._state.trains):  # if a group trains, the reason is not a wait
                     self._waits_for = event.reason.removeprefix("waiting for ")
             case Decided():
                 self._waits_for = event.describe()
@@ -201,7 +201,7 @@ class RunRow(NamedTuple):
 
     id: str
     state: str
-    """For a run: ``Run.status``, or in one line why the run cannot be read. For a sweep: its number of trials."""
+    """For a run: ``Run.status``, or why the run cannot be read. For a sweep: the word ``sweep`` and its number of trials."""
     step: int
     num_steps: int
     """Number of steps to train; 0 for a sweep or a run that cannot be read."""
@@ -213,17 +213,18 @@ class RunRow(NamedTuple):
     energy_kwh: float
     """Energy that the run's workers measured [kWh]; 0 if they measured none."""
     seen_s: float
-    """Time of the newest event, seconds since 1970; 0 without one. For a sweep: when it was created."""
+    """Time of the newest event, in seconds since 1970; 0 without one. For a sweep: the time at which it was created."""
     where: str = ""
-    """Workers, nodes and market types of the newest worker group; empty before the first. For a sweep: path of its page."""
+    """Workers, nodes and market types (such as ``spot``) of the newest worker group; empty before the first. For a sweep: path
+    of its HTML page."""
 
 
 def overview(root: str) -> list[RunRow]:
-    """Return a row for each run and each sweep directly below ``root``, the one with the newest event first. A run that cannot
-    be read has a row, too. If ``root`` is the folder of a sweep, the rows are its trials.
+    """Return a row for each run and each sweep directly below ``root``, sorted by the time of the newest event, newest first. A
+    run that cannot be read has a row, too. If ``root`` is the folder of a sweep, the rows are its trials.
 
-    Requests to the store: one listing of ``root``, one of each folder in it, and for each run another listing and reads of its
-    config and journal. Sixteen runs are read concurrently. A single recursive listing would be slower: it would go through the
+    Requests to the store: one listing of ``root`` and one of each folder in it; for each run, a second listing and reads of its
+    config and journal. Sixteen runs are read at once. A single recursive listing would be slower, because it would list the
     files of all checkpoints.
 
     Args:
@@ -250,12 +251,12 @@ def _row(folder: Folder) -> RunRow | None:
         if PLAN in names:
             return _sweep(SweepFolder(folder))
         return _read(run) if RUN_CONFIG in names else None
-    except Exception as error:  # one broken run must not hide the others
+    except Exception as error:  # report a broken run in its row, so that the table still shows all other runs
         return RunRow(run.id, f"cannot be read: {in_one_line(error)}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
 
 
 def _sweep(sweep: SweepFolder) -> RunRow:
-    """Return the row of a sweep in the table of runs. Takes one listing and one request."""
+    """Return the row of a sweep in the table of runs. Takes one listing of the store and one request."""
     trials, made_s = len(sweep.trials.names()), sweep.root.written_s(PLAN)
     state = f"sweep, {trials} trial{'s' * (trials != 1)}"
     return RunRow(sweep.name, state, 0, 0, None, 0, 0.0, 0.0, 0.0, made_s if math.isfinite(made_s) else 0.0, sweep.page)
@@ -265,7 +266,7 @@ def _read(run: Run) -> RunRow:
     config, timeline = run.config, run.timeline
     told = timeline.condensed()
     book = ledger(told, Prices.set_in(config.track))
-    tries = timeline.tries  # in the order of writing; times may be out of order
+    tries = timeline.tries  # the last row is the newest step: rows are in the order of writing, not of their times
     last = {name: tries[name][-1].item() for name in ("step", "loss", "world_size")} if len(tries) else {}
     state = run_state(timeline.events).known
     starts = [event for event in timeline.events if isinstance(event, Started)]

@@ -1,4 +1,4 @@
-"""Remarks on a run that starts from another run's checkpoint, and the checkpoints that it descends from."""
+"""A run that starts from another run's checkpoint: remarks on changed settings, and the checkpoints that it descends from."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from springtide.run.find import config_or_problem
 from springtide.run.folder import Run
 
 _SAME_FUNCTION = ("model.init_seed", "model.max_sequence_length")
-"""Model settings that do not change what the same weights compute."""
+"""Model settings that do not change the outputs that given weights compute."""
 _ADAPTER = "model.adapter"
 
 
 def remarks_on(saved: Config, config: Config) -> list[str]:
-    """Return remarks for the user of a run of ``config`` that starts from a checkpoint saved with the config ``saved``: one for
-    each model setting whose change makes the same weights compute something else. A new adapter and new blocks get no remark,
-    because they change nothing before they are trained. A setting that changes the shape of a weight is refused when the
-    weights are loaded.
+    """Return remarks for the user about a run that starts from a checkpoint. There is one for each changed model setting with
+    which the same weights compute other outputs.
+
+    A new adapter and new blocks get no remark, because they change no output before they are trained. A setting that changes
+    the shape of a weight gets an error later, when the weights are loaded. ``saved``: config of the checkpoint; ``config``:
+    config of the new run.
     """
     adds = saved.model.adapter == "none"
     known = {*_SAME_FUNCTION, *(("model.num_layers",) if config.train.new_blocks else ())}
@@ -29,8 +31,8 @@ def remarks_on(saved: Config, config: Config) -> list[str]:
 
 
 def lineage(config: Config) -> list[str]:
-    """Return the URLs of the checkpoints that a run of ``config`` descends from, the nearest ancestor first. The list ends
-    where a run no longer exists or cannot be read."""
+    """Return the URLs of the checkpoints that a run of ``config`` descends from: the checkpoint that it starts from, then the
+    one that the first one's run started from, and so on. The list ends at a run that is gone or cannot be read."""
     found: list[str] = []
     url = config.train.start_from
     while url and url not in found:

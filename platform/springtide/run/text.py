@@ -1,4 +1,4 @@
-"""Load the model of a run, or of a ``transformers`` folder, to score and generate text."""
+"""Load the model of a run, or of a ``transformers`` folder, to compute losses of text and generate text."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Check, after training, that every step trained on exactly the samples that an uninterrupted run would have used.
 
 The proof is the chain: a hash over all steps, which is part of the training state (``stream/chain.py``). Each checkpoint and
-each start of a worker group records the chain of its state. ``verify`` recomputes the chain from the run's fixed order of
-samples, and compares both. It also compares the digest of each step in the journal, which covers the steps after the newest
-checkpoint. A step is proven if either its chain or its digest matches.
+each start of a worker group records the chain of its state. ``verify`` recomputes this chain from the run's fixed order of
+samples and compares it with each record. For each step it also compares the digest (checksum of sample ids) in the journal,
+which covers the steps after the newest checkpoint. A step is proven if a recorded chain or its digest matches.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from springtide.stream.chain import SKIPPED_UPDATES_KEPT, next_chain
 from springtide.tracking.journal import last_steps, read_journal
 
 _SHOWN = 10
-"""Most missing steps, and most mismatches of each kind, that the result of ``verify`` lists."""
+"""The result of ``verify`` lists at most this many missing steps, and at most this many mismatches of each kind."""
 _COUNTED = 32
-"""Number of steps whose valid tokens are counted by reading their rows, if some tokens are masked in the loss."""
+"""If some tokens are masked in the loss: number of steps whose rows are read to count their valid (not masked) tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mismatch:
-    """A step that trained on other samples than the run's order of samples gives for it."""
+    """A step that was trained on other samples than the run's order of samples has for this step."""
 
     step: int
     """Number of the step, counted from 1."""
     expected: str
-    """Digest of the samples that the order gives for the step, 16 hex digits; empty for a step beyond the end of the run."""
+    """Digest (checksum) of the samples that the order has for the step, 16 hex digits; empty for a step after the run's end."""
     found: str
-    """Digest of the samples that the ranks consumed, 16 hex digits."""
+    """Digest (checksum) of the samples that the ranks read, 16 hex digits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenMismatch:
-    """A step whose number of tokens in the loss differs from the number of valid tokens in its rows."""
+    """A step whose number of tokens in the loss differs from the number of valid (not masked) tokens in its rows."""
 
     step: int
     """Number of the step, counted from 1."""
@@ -58,20 +58,20 @@ class TokenMismatch:
 
 @dataclasses.dataclass(frozen=True)
 class ChainMismatch:
-    """A recorded training state whose chain (hash over all steps) differs from the chain computed from the order of samples: it
-    was trained on other samples."""
+    """A recorded training state that was trained on other samples than the order of samples has. Its chain (hash over all
+    steps) differs from the chain computed from the order."""
 
     step: int
     """Number of steps that the state was trained for."""
     after: int
-    """The difference lies in the steps from ``after + 1`` to ``step``. Up to step ``after`` the chains agree, or an earlier
-    mismatch in the list reports the difference."""
+    """The wrong samples were trained on in a step from ``after + 1`` to ``step``. A difference before that is in an earlier
+    ``ChainMismatch``."""
     where: str
-    """Name of the checkpoint, or ``start of term N``: a worker group's start under the N-th driver of the run."""
+    """Name of the checkpoint, or ``start of term N``: the start of a worker group by the run's N-th driver."""
     expected: str
-    """Chain computed from the order of samples, 32 hex digits; empty for a state beyond the end of the run."""
+    """Chain computed from the order of samples, 32 hex digits; empty for a state after the run's last step."""
     found: str
-    """Chain that was recorded together with the state."""
+    """Chain that is recorded with the state, 32 hex digits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class CorpusUse:
     rows: int
     """Number of rows of the corpus that were trained on; a row that was used twice counts twice."""
     epochs: float
-    """Number of passes over the corpus, such as 1.5."""
+    """Number of passes over the corpus; 1.5 means that half of its rows were used twice."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,40 +93,39 @@ class Verification:
     order_identity: str
     """Hash of everything that determines the run's order of samples."""
     steps_checked: int
-    """Steps that were trained and are checked, by the journal's digest or by the chain, each counted once."""
+    """Number of steps, each counted once, that were trained and are checked by a digest in the journal or by a chain."""
     steps_trained_again: int
-    """Repeated executions of steps, because of restarts or rollbacks. They are checked, except for those in
-    ``steps_abandoned``."""
+    """Number of repeated executions of steps, because of restarts or rollbacks. All are checked, except ``steps_abandoned``."""
     steps_abandoned: int
-    """Executions of steps that are no longer part of the model; they are not checked. Either the order of samples was changed
-    from an earlier step on (such as by skipping a step that was done), or the run restarted from an earlier step and has not
-    trained these steps again."""
+    """Number of executions of steps that the current model no longer contains; they are not checked. Either the order of
+    samples was changed from an earlier step on (a rollback skips a spike). Or the run restarted from an earlier step and has
+    not trained these steps again."""
     loss_max_abs_diff: float
-    """Largest difference between the losses of repeated executions of the same step [nats]."""
+    """Largest difference between the losses of two executions of the same step [nats]; 0 if no step was repeated."""
     world_sizes: tuple[int, ...]
     """All world sizes that the run trained with, ascending."""
     goes_on_from: str
-    """URL of another run's checkpoint whose chain this run's chain continues. Empty if there is no such checkpoint, or if it
-    can no longer be read: then the first chain that this run recorded is trusted without proof."""
+    """URL of the checkpoint of another run that this run started from, and whose chain its own chain continues. Empty if there
+    is none or it cannot be read; in the latter case the first chain that this run recorded is trusted without proof."""
     corpora: dict[str, CorpusUse]
-    """Name of a corpus -> how much of it the run has trained on."""
+    """Name of a corpus (dataset source) -> how much of it the run has trained on."""
     missing: tuple[int, ...]
-    """The first ten steps that have no record in the journal and are not proven by a chain."""
+    """The first ten steps that have no record in the journal and that no chain proves."""
     mismatches: tuple[Mismatch, ...]
-    """The first ten executions of a step whose digest of samples differs from the digest of the order's samples."""
+    """The first ten executions of a step whose samples differ from the samples that the order has for the step."""
     token_mismatches: tuple[TokenMismatch, ...]
     """The first ten executions of a step whose number of tokens differs from the valid (not masked) tokens in its rows."""
     chain_mismatches: tuple[ChainMismatch, ...]
-    """The first ten recorded chains that differ from the chain computed from the order of samples."""
+    """The first ten records of a chain that differ from the chain computed from the order of samples."""
     steps_proven_by_chain: int
-    """Number of steps that are proven by the chain of a checkpoint or of a worker group's start, each counted once."""
+    """Number of steps that the chain of a checkpoint or of a worker group's start proves, each counted once."""
     steps_proven_by_chain_alone: int
-    """Number of steps in ``steps_proven_by_chain`` that the journal lacks: their losses are lost, but the chain still proves
-    their samples."""
+    """Number of steps in ``steps_proven_by_chain`` that have no record in the journal. Their losses are lost, but the chain
+    still proves their samples."""
     checkpoints_checked: int
-    """Number of committed checkpoints whose chain was compared."""
+    """Number of committed checkpoints whose chain was compared with the computed chain."""
     checkpoints_unread: tuple[str, ...]
-    """Names of committed checkpoints without a readable chain: damaged, or written by another version."""
+    """Names of committed checkpoints whose chain could not be read: damaged, or written by another version."""
 
     @property
     def ok(self) -> bool:
@@ -150,7 +149,7 @@ def verify(run: Folder) -> Verification:
     continues that checkpoint's chain.
 
     Args:
-        run: the folder of a run, live or ended; its datasets must be readable, too.
+        run: folder of a run that trains or has ended. Its datasets must be readable, too.
 
     Returns:
         The number of checked steps, and the steps that are missing or trained on different samples.
@@ -160,7 +159,8 @@ def verify(run: Folder) -> Verification:
         CorpusError: a dataset is missing.
 
     Source:
-        docs/decisions/0002-order-of-samples.md: the order; and the digest, a sum that is the same however ranks share the rows.
+        docs/decisions/0002-order-of-samples.md: the order; and the digest, a sum over sample ids that is
+        equal for any split of the rows among the ranks.
 
     Examples:
         >>> from springtide.run.verify import verify
@@ -172,8 +172,7 @@ def verify(run: Folder) -> Verification:
     config = parse(run.read(RUN_CONFIG), run.where(RUN_CONFIG))
     data, history = open_data(config.data), read_history(run)
     begin = branch.first_step(config.train)
-    # limit the steps to check to the length of the run or the number of steps on record: a damaged journal line may name a huge
-    # step
+    # check no more steps than the run has or the journal lists: a damaged line of the journal may contain a huge step number
     last = history.last_step(StepsDone(max(config.num_steps, begin + len(history.tries))))
     begin_chain = _begin_chain(config)
     walk = _Walk(data, history, begin, last, begin_chain)
@@ -207,8 +206,8 @@ def verify(run: Folder) -> Verification:
 
 
 def _begin_chain(config: Config) -> str | None:
-    """Return the chain of the state that a run begins with; empty for new weights and for ``train.start_with = weights``. None
-    if the run starts from a checkpoint that can no longer be read, or that has no chain."""
+    """Return the chain of the state that a run begins with: empty for new weights and for ``train.start_with = weights``. None
+    if the run starts from another run's checkpoint that cannot be read, or that has no chain."""
     train = config.train
     if not train.start_from or train.start_with == "weights":
         return ""
@@ -219,16 +218,16 @@ def _begin_chain(config: Config) -> str | None:
 
 
 class _Walk:
-    """One pass over the steps of a run, from one recorded chain to the next, which computes the samples of each step once."""
+    """One pass over the steps of a run, from one recorded chain to the next. It computes the samples of each step once."""
 
     def __init__(self, data: Data, history: History, begin: StepsDone, last: StepsDone, chain: str | None) -> None:
-        """``begin``: steps done when the run began; ``last``: the last step to check; ``chain``: chain of the first ``begin``
-        steps, None if it is not known."""
+        """``begin``: steps done when the run began; ``last``: last step to check; ``chain``: chain of the state with which the
+        run began, None if it is not known."""
         self._data, self._tries = data, history.tries
         self._step, self._checked, self._last = begin, begin, last
         self._chain = chain
         self._not_in_journal: list[int] = []
-        """Steps after the last recorded chain for which the journal has no record."""
+        """Steps since the last compared chain that have no record in the journal."""
         self._counted = set(np.linspace(begin + 1, last, _COUNTED).astype(int).tolist())
         self.missing: list[int] = []
         beyond = (one for step, done in sorted(self._tries.items()) if step > last for one in done)
@@ -237,10 +236,10 @@ class _Walk:
         self.chain_mismatches: list[ChainMismatch] = []
         self.num_proven = 0
         self.num_proven_alone = 0
-        """Number of steps counted in ``num_proven`` that the journal lacks."""
+        """Number of steps counted in ``num_proven`` that have no record in the journal."""
 
     def check(self, record: RecordedChain) -> None:
-        """Recompute the chain up to the step of a recorded chain, and compare both."""
+        """Recompute the chain up to the step of ``record``, and compare the result with the recorded chain."""
         while self._step < record.step:
             self._advance(record)
         if self._chain == record.chain:
@@ -254,14 +253,14 @@ class _Walk:
         self._chain, self._checked, self._not_in_journal = record.chain, record.step, []
 
     def end(self) -> None:
-        """Check the steps after the last recorded chain. Only the journal's digests prove their samples."""
+        """Check the steps after the last recorded chain. Only the digests in the journal can prove their samples."""
         while self._step < self._last:
             self._advance(None)
         self.missing += self._not_in_journal
 
     def _advance(self, record: RecordedChain | None) -> None:
-        """Recompute the samples of the next step, and compare them with each execution of the step in the journal. ``record``:
-        the next recorded chain; None after the last one."""
+        """Recompute the samples of the next step, and compare them with each execution of the step in the journal. Continue the
+        chain up to ``record``, the next recorded chain; None if there is none."""
         self._step = one_more(self._step)
         order, tries = self._data.order, self._tries.get(self._step, [])
         step = order.step_before(self._step)
@@ -282,8 +281,8 @@ class _Walk:
         self._chain = next_chain(self._chain, step, expected, tokens, updated)
 
     def _tokens(self, sample_ids: np.ndarray, tries: Sequence[StepDone]) -> int:
-        """Return the number of valid tokens of the current step. Without a loss mask: all tokens of its rows. With a loss mask:
-        counted in its rows, or for most steps taken from the journal."""
+        """Return the number of valid tokens of the current step. Without a loss mask: all tokens of its rows. With a loss mask,
+        for a few steps, and steps that the journal lacks, they are counted in the rows; else the journal has the number."""
         if not self._data.has_loss_mask:
             return len(sample_ids) * self._data.sequence_length
         if tries and self._step not in self._counted:
@@ -292,7 +291,7 @@ class _Walk:
         return int(is_predicted(tokens[:, 1:]).sum())
 
 
-# The records in a run's folder: each execution (try) of a step in the journal, and the chains of checkpoints and of worker
+# What a run's folder records: each execution (try) of a step in the journal, and the chains of checkpoints and of worker
 # groups' starts.
 
 
@@ -302,16 +301,16 @@ class RecordedChain:
 
     step: StepsDone
     chain: str
-    """The chain; empty if a version of this package without chains wrote the record."""
+    """The chain, 32 hex digits; empty if the version that wrote the record had no chains."""
     skipped_updates: frozenset[OrderStep]
-    """Steps of the order of samples whose weight update this state lacks, because it was skipped; at most the newest
-    ``SKIPPED_UPDATES_KEPT``."""
+    """Steps without a weight update (such as spikes) in the history of this state, as indexes in the order of samples; at most
+    the newest ``SKIPPED_UPDATES_KEPT``."""
     where: str
-    """Name of the checkpoint, or ``start of term N``: a worker group's start under the N-th driver of the run."""
+    """Name of the checkpoint, or ``start of term N``: the start of a worker group by the run's N-th driver."""
 
     def has_update(self, step: OrderStep) -> bool | None:
-        """Return True if the state contains the update of ``step``, False if that update was skipped. None if it is not known:
-        the list of skipped updates is full, and ``step`` is older than all of them."""
+        """Return True if the state contains the weight update of ``step``, False if the update was skipped. Return None if that
+        is not known: the list of skipped updates is full, and ``step`` is older than all of them."""
         if step in self.skipped_updates:
             return False
         lists_all = len(self.skipped_updates) < SKIPPED_UPDATES_KEPT
@@ -320,18 +319,18 @@ class RecordedChain:
 
 @dataclasses.dataclass
 class History:
-    """The records of a run's current model. Executions of steps that are no longer part of the model are counted and
-    dropped."""
+    """What the journal and the checkpoints record about the current model. Executions of steps that the model no longer
+    contains are counted and dropped."""
 
     tries: dict[StepsDone, list[StepDone]] = dataclasses.field(default_factory=dict)
     """Step -> its executions (tries), oldest first."""
     num_again: int = 0
-    """Number of repeated executions of steps, including executions that are no longer part of the model."""
+    """Number of repeated executions of steps, including dropped executions."""
     num_abandoned: int = 0
-    """Number of dropped executions: the order of samples was changed from an earlier step on, or the run restarted from an
-    earlier step and has not trained the step again."""
+    """Number of dropped executions. Either the order of samples was changed from an earlier step on, or the run restarted from
+    an earlier step and has not trained the step again."""
     starts: list[RecordedChain] = dataclasses.field(default_factory=list)
-    """The starts of worker groups that the current model descends from."""
+    """The starts of worker groups from which the current model descends."""
     checkpoints: list[RecordedChain] = dataclasses.field(default_factory=list)
     """The committed checkpoints that could be read."""
     unread: list[str] = dataclasses.field(default_factory=list)
@@ -340,15 +339,15 @@ class History:
     """Metadata of the newest checkpoint that could be read."""
 
     def last_step(self, most: StepsDone) -> StepsDone:
-        """Return the highest step, not above ``most``, that any journal step, start of a worker group or checkpoint records; 0
-        without records."""
+        """Return the highest step, at most ``most``, of any step in the journal, start of a worker group or checkpoint; 0 if
+        there are no records."""
         steps = [one.step for one in (*self.starts, *self.checkpoints)]
         unread = [step for step in map(step_of, self.unread) if step is not None]
         return max((step for step in (*self.tries, *steps, *unread) if step <= most), default=StepsDone(0))
 
 
 def read_history(run: Folder) -> History:
-    """Read the records of a run from its journal and its committed checkpoints."""
+    """Read the journal and the committed checkpoints of a run, and return what they record about its current model."""
     found, identity = History(), ""
     seen: set[StepsDone] = set()
     events = read_journal(run)
@@ -358,7 +357,7 @@ def read_history(run: Folder) -> History:
             found.num_again += event.step in seen
             seen.add(event.step)
         elif isinstance(event, Started):
-            # a start at an earlier step discards later states: the model no longer descends from starts beyond that step
+            # a start from an earlier step discards the states after that step: drop the starts that belong to them
             found.starts = [one for one in found.starts if one.step <= event.step]
             where = f"start of term {event.term}"
             found.starts.append(RecordedChain(event.step, event.chain, frozenset(event.skipped_updates), where))
@@ -367,15 +366,15 @@ def read_history(run: Folder) -> History:
                     found.num_abandoned += len(found.tries.pop(step))
             identity = event.order_identity
     kept = {one.step for one in last_steps(events)}
-    for step in found.tries.keys() - kept:  # steps discarded by a restart, not trained again yet
+    for step in found.tries.keys() - kept:  # a restart discarded these steps, and they were not trained again
         found.num_abandoned += len(found.tries.pop(step))
     for name in committed(run):
         try:
             meta = found.newest = read_manifest(run, name).meta
-        except CheckpointError:  # checkpoint damaged, of another version, or removed meanwhile
+        except CheckpointError:  # the checkpoint is damaged, of another version, or was removed after it was listed
             found.unread.append(name)
             continue
         found.checkpoints.append(RecordedChain(meta.step, meta.chain, frozenset(meta.skipped_updates), name))
-    if found.unread:  # do not report checkpoints that retention has just removed
+    if found.unread:  # list again: a checkpoint that was removed meanwhile, as the run keeps only some, is not damaged
         found.unread = [name for name in committed(run) if name in found.unread]
     return found

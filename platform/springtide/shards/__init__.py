@@ -1,5 +1,5 @@
-"""Token ids -> Parquet shards with a checksummed manifest. Layer rule: a dataset without a manifest does not exist, and a
-dataset with a manifest is sealed: it never changes."""
+"""Write token ids as Parquet shards with a checksummed manifest, and read them. Rule: the manifest is written last. A folder
+without a manifest is not a dataset, and a dataset with a manifest is sealed: it never changes."""
 
 from springtide.shards.labels import (
     LABELS,

@@ -1,5 +1,5 @@
-"""Labels: a model's log-probabilities for each row of a dataset. They are sealed in a folder of their own, with the same rows
-in the same row groups as the dataset.
+"""Labels: a model's log-probabilities for the tokens of a dataset. They are stored in a separate folder, with the same rows in
+the same row groups (Parquet's units of rows) as the dataset.
 
     labels.json                     written last: the dataset's digest, the labelling model, the digest of each file
     train-00000-g0000.safetensors   the labels of one row group, read in place
@@ -10,8 +10,8 @@ With L positions in a row, of which position j predicts token j + 1:
     logprob   logprobs fp32 (rows, L) of the actual next tokens
 
 Log-probabilities of ``topk`` are fp16, which makes the files a quarter to a third smaller. Rounding changes a log-probability
-by at most a part in 2048, so a probability of 1% by 0.2% of itself. Log-probabilities of ``logprob`` are fp32, because
-objectives add up hundreds of them.
+by at most 1/2048 of its value: a probability of 1% changes by 0.2% of itself. Log-probabilities of ``logprob`` are fp32,
+because objectives add up hundreds of them.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from springtide.storage import Cache, Folder, to_json
 LABELS = "labels.json"
 FORMAT = 1
 Columns = dict[str, np.ndarray]
-"""Name of a column -> its values, (rows, L) or (rows, L, k)."""
+"""Name of a column, such as ``logprobs`` -> its values, (rows, L) or (rows, L, k). L: sequence length."""
 _SAMPLE_IDS = "sample_ids"
 _TYPES = {"int64": "I64", "float16": "F16", "float32": "F32", "uint8": "U8", "uint16": "U16", "uint32": "U32"}
-"""Type of a column -> its name in safetensors."""
+"""NumPy name of a type -> its name in safetensors."""
 _REMEDY = "remove the labels' folder and run `springtide data prepare --label-by` again, or restore the file"
 
 
 class Labels(Record):
-    """The manifest of sealed labels."""
+    """The manifest of labels: which model computed them for which dataset, and the digests of all files."""
 
     format: int = FORMAT
     dataset: Digest
     """Digest of the manifest of the labelled dataset."""
     what: Literal["topk", "logprob"]
     k: Count
-    """Number of ids at each position; 0 for logprob."""
+    """Number of most likely next tokens at each position, for topk; 0 for logprob."""
     id_type: Literal["uint8", "uint16", "uint32"]
     """Type of ids, the smallest that fits the vocabulary."""
     sequence_length: Count
@@ -60,12 +60,13 @@ class Labels(Record):
     @model_validator(mode="after")
     def _check(self) -> Labels:
         if (self.k > 0) != (self.what == "topk"):
-            raise ValueError(f"k = {self.k} of {self.what}")
+            raise ValueError(f"k = {self.k} with what = {self.what}: k must be positive for topk, and 0 for logprob")
         return self
 
     @property
     def digest(self) -> str:
-        """32 hex digits over all fields; part of the identity of a run that learns from these labels."""
+        """Hash over all fields, 32 hex digits. A run that trains on these labels includes it in the hash that identifies its
+        data."""
         text = to_json(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -110,7 +111,7 @@ class LabelLayout(NamedTuple):
             found[name] = {"dtype": _TYPES[kind], "shape": shape, "data_offsets": [begin, end]}
             begin = end
         text = json.dumps(found, separators=(",", ":"), allow_nan=False).encode()
-        text += b" " * (-len(text) % 8)  # so that the values after the header are aligned
+        text += b" " * (-len(text) % 8)  # align the values after the header to 8 bytes
         return len(text).to_bytes(8, "little") + text
 
     def encode(self, sample_ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> list[memoryview]:
@@ -124,7 +125,7 @@ class LabelLayout(NamedTuple):
         return parts
 
     def decode(self, data: np.ndarray, rows: int) -> Columns:
-        """Return views of the columns, ``sample_ids`` included, in the bytes of a file."""
+        """Return the columns of a file, ``sample_ids`` included, as views of its bytes ``data``, without a copy."""
         begin, found = len(self.header(rows)), {}
         for name, (kind, shape) in self._stored(rows).items():
             end = begin + _size(kind, shape)
@@ -168,7 +169,8 @@ class LabelReader:
     """Random access to the labels of the rows of a split."""
 
     def __init__(self, folder: Folder, labels: Labels, split: Split, cache: Cache | None = None) -> None:
-        """``split``: split of the dataset, or of one of its sources; ``cache``: as for ``SplitReader``."""
+        """``split``: split (training or held-out rows) of the dataset, or of one of its sources; ``cache``: this node's disk
+        cache for object storage, or None."""
         self.layout = labels.layout
         rows, ranges = split.group_rows().tolist(), []
         for shard in split.shards:
@@ -182,8 +184,8 @@ class LabelReader:
         )
 
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, Columns]:
-        """Return the sample ids, int64 (n,), and the labels of the rows with numbers ``rows``, int64 (n,), in that order;
-        CorruptShard names a file with changed bytes."""
+        """Return the sample ids, int64 (n,), and the labels of the rows with numbers ``rows``, int64 (n,), in that order.
+        Raises CorruptShard, which names the file, if bytes have changed."""
         sample_ids = np.empty(len(rows), dtype=np.int64)
         found = {name: np.empty(shape, kind) for name, (kind, shape) in self.layout.columns(len(rows)).items()}
         for group, here, index in self._groups.of(rows):
@@ -199,7 +201,7 @@ def write_labels(folder: Folder, labels: Labels) -> None:
 
 
 def load_labels(folder: Folder) -> Labels:
-    """Load the manifest of sealed (complete) labels; CorpusError if it is missing, damaged or of another format."""
+    """Load the manifest of sealed (complete) labels. Raises CorpusError if it is missing, damaged or of another format."""
     try:
         record: Any = folder.read_json(LABELS)
         if isinstance(record, dict) and record.get("format") != FORMAT:
@@ -226,7 +228,7 @@ def check_labels(labels: Labels, url: str, manifest: Manifest, dataset: str) -> 
     dataset."""
     if labels.dataset != manifest.digest:
         problem = f"are labels of another dataset, {labels.dataset}: {dataset} is {manifest.digest}"
-        raise CorpusError(explain("labels", url, problem, "label this dataset, or train on that one"))
+        raise CorpusError(explain("labels", url, problem, "label this dataset, or train on the labelled one"))
     shards = {shard.name: len(shard.groups) for split in manifest.splits.values() for shard in split.shards}
     same = labels.sequence_length == manifest.sequence_length and labels.k <= manifest.vocab_size
     if not same or labels.id_type != id_type(manifest.vocab_size):

@@ -14,15 +14,15 @@ IGNORE_INDEX = -100
 
 
 def most_ids(token_type: str, has_loss_mask: bool) -> int:
-    """Return how many ids a token type can hold; a loss mask halves the number. In uint32 the top bit is always reserved for
-    the mask."""
+    """Return how many different ids a token type can hold. A loss mask takes the top bit, which halves the number. In uint32
+    the top bit is always reserved for the mask."""
     bits = np.iinfo(token_type).bits
     return 2 ** (bits - (has_loss_mask or bits == 32))
 
 
 def memory_type(token_type: str, vocab_size: int) -> str:
-    """Return the type of tokens in memory, where the top bit is always the mask's: uint32 if the vocabulary needs that bit for
-    ids."""
+    """Return the type of tokens in memory, where the top bit is always the loss mask: ``token_type``, or uint32 if the ids of
+    the vocabulary need the top bit of ``token_type``."""
     return token_type if vocab_size <= most_ids(token_type, True) else "uint32"
 
 
@@ -37,7 +37,7 @@ def ids_of(tokens: np.ndarray) -> np.ndarray:
 
 
 def is_predicted(tokens: np.ndarray) -> np.ndarray:
-    """Return, for each of ``tokens``, whether it is a target in the loss, bool."""
+    """Return for each of ``tokens`` True if it is a target in the loss, bool."""
     return tokens < _top_bit(tokens)
 
 

@@ -20,13 +20,14 @@ from springtide.storage import Cache, Folder, to_json
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-"""The chat template in a dataset's folder, under the name that model repositories give it."""
+"""File name of the chat template in a dataset's folder, the same as in Hugging Face model repositories."""
 FORMAT = 10
-"""Increase it when a reader of the previous format would misread or refuse the new one. A manifest that format 9 can express is
-still written in format 9."""
+"""Newest format of a manifest. Increase it when a reader of the previous format would misread or refuse the new one. A manifest
+without ``whole_documents``, which format 10 added, is still written in format 9."""
 _OF_CUT_DOCUMENTS = 9
 _READ = (8, _OF_CUT_DOCUMENTS, FORMAT)
-"""Formats that are read. In format 8 the manifest itself lists every row group. Before format 10, documents may be cut."""
+"""Formats that this version can read. In format 8 the manifest itself lists every row group. Before format 10, a document may
+be cut into pieces in several rows."""
 TRAIN, HELDOUT = "train", "heldout"
 
 
@@ -43,7 +44,7 @@ def _counts(table: ShardTable) -> dict[str, int]:
 
 
 Shards = Annotated[ShardTable, PlainValidator(_table), PlainSerializer(_counts)]
-"""The shards of a split. The manifest file has only their counts, because the index file has the row groups."""
+"""The shards of a split. The manifest file has only the counts of shards and row groups; ``row_groups.bin`` has the rest."""
 
 
 class Split(Record):
@@ -71,35 +72,36 @@ class Manifest(Record):
     vocab_size: Count
     end_of_text: Count
     begin_of_text: Count
-    """Id from which the first token of a text is predicted; the end-of-document id if nothing else separates documents."""
+    """Id before a text, from which its first token is predicted; equal to ``end_of_text`` if only that id separates
+    documents."""
     mask_across_documents: bool = False
-    """Whether attention, positions and loss restart at each document of a row."""
+    """True if attention, positions and loss restart at each document of a row."""
     whole_documents: bool = False
-    """Whether no document is cut, as with chats. Then a document begins only at a ``begin_of_text`` that starts a row or
-    follows an ``end_of_text``. If both are the same id, that id separates documents: no token attends to it, and positions
-    begin after it."""
+    """True if no document is cut at the end of a row, as with chats. Then a document begins only at a ``begin_of_text`` that
+    starts a row or follows an ``end_of_text``. If ``begin_of_text`` and ``end_of_text`` are the same id, it only separates
+    documents: no token attends to it, and positions begin after it."""
     has_loss_mask: bool = False
-    """Whether some tokens are not predicted; the top bit of a stored id says which (``shards/loss_mask.py``)."""
+    """True if some tokens are not predicted. The top bit of a stored id marks such a token (``shards/loss_mask.py``)."""
     tokenizer_digest: Digest
-    """Digest of ``tokenizer.json``, which all datasets of a mixture must share."""
+    """Digest of the file ``tokenizer.json``. All datasets of a mixture must have the same digest."""
     fingerprint: str
     """Fingerprint of the settings and the source text from which the dataset was prepared."""
     heldout_fraction: float = Field(gt=0, le=1, allow_inf_nan=False)
-    """Share of the documents that is held out, those with the smallest hashes of their text; 1 for a dataset without training
-    text."""
+    """Share of the documents that is held out for evaluation: the documents with the smallest hashes of their text. 1 for a
+    dataset without training text."""
     apart_from: tuple[Digest, ...] = ()
-    """Digests of the manifests of other datasets against which this one was decontaminated: neither trains on text that the
-    other holds out."""
+    """Digests of the manifests of other datasets against which this dataset was decontaminated (freed of shared text). This
+    dataset does not train on text that they hold out, and they do not train on text that this dataset holds out."""
     source: dict[str, Any]
     """Facts about the source text: what was read, and what was dropped."""
     sources: dict[
         Annotated[str, Field(pattern=SOURCE_NAME)], dict[Annotated[str, Field(pattern="^(train|heldout)$")], Split]
     ]
-    """Source -> split -> its rows, numbered from 0. A row holds documents of one source. A small source may have no held-out
-    rows."""
+    """Name of a source -> train or heldout -> the rows, numbered from 0. A row holds documents of one source. A small source
+    may have no held-out rows."""
     row_groups: IndexRecord | None = None
-    """Record of the index, the file with the row groups. None in format 8, whose manifest lists them, and until the index is
-    written."""
+    """Size and digest of the index, the file that lists the row groups. None in format 8, whose manifest lists the row groups
+    itself, and until the index is written."""
 
     @model_validator(mode="after")
     def _check(self) -> Manifest:
@@ -113,9 +115,9 @@ class Manifest(Record):
         if not self.sources:
             raise ValueError("has no source")
         if self.whole_documents and (self.format != FORMAT or not self.mask_across_documents):
-            raise ValueError(f"has whole_documents in format {self.format}, or documents that attend to each other")
+            raise ValueError(f"has whole_documents, but not format 10 ({self.format}) or not mask_across_documents")
         if self.row_groups and self.format not in (_OF_CUT_DOCUMENTS, FORMAT):
-            raise ValueError(f"has row_groups in format {self.format}")
+            raise ValueError(f"has the field row_groups, which format {self.format} does not have")
         row_bytes = np.dtype(self.token_type).itemsize * (self.sequence_length + 1)
         for source, splits in self.sources.items():
             if (TRAIN in splits) == self.is_eval_only:
@@ -127,7 +129,7 @@ class Manifest(Record):
 
     @property
     def splits(self) -> dict[str, Split]:
-        """Name of a split -> its rows from all sources, one source after the other."""
+        """Name of a split, train or heldout -> its rows from all sources, one source after the other."""
         by_split = {
             name: [splits[name] for splits in self.sources.values() if name in splits] for name in (TRAIN, HELDOUT)
         }
@@ -139,7 +141,7 @@ class Manifest(Record):
 
     @property
     def is_eval_only(self) -> bool:
-        """Whether all text of the dataset is held out."""
+        """True if all text of the dataset is held out for evaluation, so nothing can be trained on."""
         return self.heldout_fraction == 1
 
     @property
@@ -154,27 +156,29 @@ class Manifest(Record):
 
     @property
     def document_ids(self) -> tuple[int | None, int | None, bool]:
-        """``eos_id``, ``bos_id`` and ``whole_documents``, from which models find the documents of a row."""
+        """``eos_id``, ``bos_id`` and ``whole_documents``. A model needs them to find where documents begin in a row."""
         return self.eos_id, self.bos_id, self.whole_documents
 
     @property
     def holds_ends_inside(self) -> bool:
-        """Whether documents contain the id that ends them, as in multi-turn chats of a model whose turns end with that id."""
+        """True if a document may contain its end id in the middle too, as in multi-turn chats where each turn ends with that
+        id."""
         return bool(self.source.get("ends_inside"))
 
     @property
     def holds_pairs(self) -> bool:
-        """Whether the documents are pairs of answers, with the chosen and the rejected answer side by side."""
+        """True if each document is a pair of answers for preference training, with the chosen and the rejected answer side by
+        side."""
         return bool(self.source.get("pairs"))
 
     @property
     def memory_type(self) -> str:
-        """Type of the tokens after reading. The top bit of a token is the loss mask."""
+        """NumPy type of the tokens that readers return. The top bit of a token is the loss mask."""
         return memory_type(self.token_type, self.vocab_size)
 
     @property
     def digest(self) -> str:
-        """32 hex digits over all fields; it identifies the dataset in the identity of the order."""
+        """Hash over all fields, 32 hex digits. The hash that identifies the data order of a run includes it."""
         record = self.model_dump(mode="json") if self.row_groups else self.in_full()
         if self.format != FORMAT:
             record.pop("whole_documents", None)  # earlier formats do not have this field
@@ -182,7 +186,7 @@ class Manifest(Record):
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def in_full(self) -> dict[str, Any]:
-        """Return all fields as plain data, with every row group: what format 8 stores."""
+        """Return all fields as plain data, with a list of all row groups, as format 8 stores them in the manifest."""
         record = self.model_dump(mode="json", exclude={"row_groups", "whole_documents"})
         for source, splits in self.sources.items():
             for name, split in splits.items():
@@ -222,7 +226,7 @@ def write_manifest(dataset: Folder, manifest: Manifest) -> None:
 
 
 def load_manifest(dataset: Folder, cache: Cache | None = None) -> Manifest:
-    """Load the manifest of a sealed dataset; CorpusError if it is missing, damaged or of another format.
+    """Load the manifest of a sealed (complete) dataset. Raises CorpusError if it is missing, damaged or of another format.
 
     ``cache``: this node's cache, which holds the index of a dataset in object storage once for all processes of the node.
     """
@@ -254,8 +258,8 @@ def load_manifest(dataset: Folder, cache: Cache | None = None) -> Manifest:
 
 
 def _open_index(dataset: Folder, record: dict[str, Any], cache: Cache | None) -> None:
-    """Replace the counts of shards in ``record`` by the shards from the index. ValueError if the manifest's fields for the
-    counts or the index are not valid."""
+    """In ``record``, the parsed manifest, replace the counts of shards by the shards that the index file lists. Raises
+    ValueError if the manifest's fields for the counts or for the index are not valid."""
     counts = _COUNTS.validate_python(
         {key: split.get("shards") for key, split in _by_key(record.get("sources")).items()}
     )
@@ -265,9 +269,9 @@ def _open_index(dataset: Folder, record: dict[str, Any], cache: Cache | None) ->
 
 
 def _by_key(sources: Any) -> dict[tuple[str, str], Any]:
-    """Return (source, split) -> its entry in ``sources``. ValueError if ``sources`` is not a table of tables."""
+    """Return (source, split) -> its entry in ``sources``. Raises ValueError unless ``sources`` is a dict of dicts."""
     if not isinstance(sources, dict) or not all(isinstance(splits, dict) for splits in sources.values()):
-        raise ValueError("sources is not a table of tables")
+        raise ValueError("sources does not map names of sources to splits")
     found = {(source, split): one for source, splits in sources.items() for split, one in splits.items()}
     if not found or not all(isinstance(one, (dict, Split)) for one in found.values()):
         raise ValueError("sources has no splits")

@@ -8,11 +8,13 @@ from springtide.storage.digest import mix
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
-    """Place pieces of documents in rows; return int32 (pieces, 4) of row, document, begin and end, in the order of rows.
+    """Pack documents into rows. Returns int32 (pieces, 4): row, document, begin and end of each piece of a document, ordered by
+    row.
 
-    ``lengths``: tokens of each document, (documents,); ``capacity``: tokens of a row, one more than it trains on. A document
-    that fits a row is not cut. A longer one is cut at a stride of capacity - 1, so that every token but its first is
-    predicted once. Pieces are placed longest first, each in the row where it leaves the least space.
+    ``lengths``: number of tokens of each document, (documents,); ``capacity``: number of tokens in a row, sequence length + 1.
+    A document that fits into a row is not cut. A longer document is cut every capacity - 1 tokens, and the next piece repeats
+    the last token of the previous piece. So every token but the document's first is predicted once. Pieces are placed longest
+    first, each in the row where it leaves the least space.
     """
     pieces = [
         (document, begin, min(begin + capacity, length))
@@ -41,7 +43,7 @@ def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def shuffle_rows(pieces: np.ndarray, seed: int, shard: int) -> np.ndarray:
-    """Return the pieces of ``best_fit`` with the rows in another order, decided by ``seed`` and ``shard`` alone.
+    """Return the pieces of ``best_fit`` with the rows in a random order that depends only on ``seed`` and ``shard``.
 
     ``best_fit`` opens rows longest document first. In that order a row group would hold documents of similar lengths, and
     losses and token counts would differ between steps that read different row groups.

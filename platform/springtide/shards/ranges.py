@@ -1,7 +1,7 @@
-"""Byte ranges of sealed files, each checked against its digest before it is first used.
+"""Read byte ranges of sealed files (complete, never changed). Each range is checked against its digest before its first use.
 
-local folder      the file is mapped
-object storage    one ranged read per range, several in parallel -> the node's cache -> mapped
+local folder      the file is mapped into memory
+object storage    one ranged read per range, several in parallel -> the node's disk cache -> mapped into memory
 """
 
 from __future__ import annotations
@@ -20,29 +20,28 @@ from springtide.storage import Cache, Folder, digest
 
 _AT_ONCE = 8
 _KEPT_BYTES = 256 * 2**20
-"""Most bytes of row groups that one reader keeps open; mapping a row group again costs microseconds."""
+"""Most bytes of row groups (Parquet's units of rows) that one reader keeps mapped; mapping one again costs microseconds."""
 _MOST_OPEN = 2**14
-"""Most row groups that the readers of a process keep open: Linux gives a process 65,530 maps."""
+"""Most row groups that all readers of a process keep mapped: Linux allows a process 65,530 maps."""
 _SHARE_OF_FILES = 4
-"""The readers use at most one in this number of the files that the process may open: each row group that is mapped keeps its
-file open."""
+"""The readers of a process use at most 1 / this number of its limit of open files: each mapped row group keeps a file open."""
 REMEDY = "remove the dataset's folder and run `springtide data prepare` again, or restore the file"
 
 
 class SealedFile(Protocol):
-    """A file, with its size and digest when it was sealed."""
+    """A file of a dataset or of labels, with the size and digest that it had when it was sealed (completed)."""
 
     @property
     def name(self) -> str:
-        """Name in its folder."""
+        """Name of the file in its folder."""
 
     @property
     def size_bytes(self) -> int:
-        """Size [bytes]."""
+        """Size of the file when it was sealed [bytes]."""
 
     @property
     def digest(self) -> str:
-        """Digest of its bytes."""
+        """Digest of the file when it was sealed."""
 
 
 class ByteRange(NamedTuple):
@@ -62,13 +61,14 @@ class CheckedRanges:
     def __init__(
         self, folder: Folder, range_of: Callable[[int], ByteRange], cache: Cache | None = None, remedy: str = REMEDY
     ) -> None:
-        """``range_of``: number -> byte range; ``cache``: this node's cache for ranges of object storage, without which they are
-        fetched each time; ``remedy``: remedy in errors about a bad file."""
+        """``range_of``: function from the number of a range to the range. ``cache``: this node's disk cache for ranges of
+        object storage; None: they are fetched at each read. ``remedy``: remedy in errors about a bad file."""
         self._folder, self._range, self._cache, self._remedy = folder, range_of, cache, remedy
         self._checked: set[int] = set()
 
     def read(self, numbers: list[int]) -> list[np.ndarray]:
-        """Return the bytes of the ranges with these numbers, uint8; CorruptShard names a file with changed bytes."""
+        """Return the bytes of the ranges with these numbers, uint8. Raises CorruptShard, which names the file, if bytes have
+        changed."""
         if self._folder.is_local:
             found: list[np.ndarray] = [self._map(number) for number in numbers]
         elif self._cache is None:
@@ -86,7 +86,7 @@ class CheckedRanges:
         try:
             path = self._folder.local_file(one.file.name)
             return np.memmap(path, np.uint8, mode="r", offset=one.begin, shape=(one.end - one.begin,))
-        except (FileNotFoundError, IsADirectoryError, ValueError) as error:  # ValueError: the file is shorter
+        except (FileNotFoundError, IsADirectoryError, ValueError) as error:  # ValueError: the file is too short
             raise self._corrupt(number, str(error)) from error
 
     def _cached(self, numbers: list[int]) -> list[np.ndarray]:
@@ -128,7 +128,7 @@ class CheckedRanges:
 
 
 class View(Protocol):
-    """A view of the rows of one row group in the group's bytes."""
+    """Access to the rows of one row group without a copy of the group's bytes."""
 
     @property
     def num_data_bytes(self) -> int:
@@ -147,29 +147,30 @@ class OpenGroups(Generic[_View]):
     """The row groups of a reader. The most recently used row groups stay open."""
 
     def __init__(self, ranges: CheckedRanges, row_ends: np.ndarray, view: Callable[[int, np.ndarray], _View]) -> None:
-        """``row_ends``: number of rows up to the end of each group, int64 (groups,); ``view``: (number of a group, its bytes)
-        -> its view."""
+        """``row_ends``: total number of rows in a group and all groups before it, int64 (groups,); ``view``: function (number
+        of a group, bytes of the group) -> its view."""
         self._ranges, self._ends, self._view = ranges, row_ends, view
         self._open: dict[int, _View] = {}
         with _lock:
             _readers.add(self)
 
     def of(self, rows: np.ndarray) -> Iterator[tuple[_View, np.ndarray, np.ndarray]]:
-        """For each row group that holds some of ``rows``, int64 (n,), yield its view, the positions of its rows in ``rows``,
-        and their positions in the group. CorruptShard names a file with changed bytes."""
+        """For each row group that holds some of the row numbers ``rows``, int64 (n,), yield the group's view, the indices of
+        the group's rows in ``rows``, and their indices in the group. Raises CorruptShard, which names the file, if bytes have
+        changed."""
         groups = np.searchsorted(self._ends, rows, side="right")
         order = np.argsort(groups, kind="stable")
         wanted, begins = np.unique(groups[order], return_index=True)
         places = np.split(order, begins[1:])
         most = _most_open()
-        at_once = -(-most // 2)  # half, because a range has a second open file while the cache stores it
+        at_once = -(-most // 2)  # half: while the cache stores a range, a second file is open
         for first in range(0, len(wanted), at_once):
             some = wanted[first : first + at_once].tolist()
             for group, view, here in zip(some, self._fetch(some, most), places[first : first + at_once], strict=True):
                 yield view, here, rows[here] - (self._ends[group - 1] if group else 0)
 
     def _fetch(self, groups: list[int], most: int) -> list[_View]:
-        """Return the views of these row groups, which become the most recently used."""
+        """Return the views of these row groups, and mark the groups as the most recently used."""
         found = {group: view for group in groups if (view := self._open.get(group)) is not None}
         missing = [group for group in groups if group not in found]
         for group, data in zip(missing, self._ranges.read(missing), strict=True):
@@ -196,8 +197,8 @@ def _most_open() -> int:
 
 
 def _close_all_but(most: int) -> None:
-    """Close row groups until all readers together keep at most ``most`` open: the oldest groups of the readers that keep the
-    most."""
+    """Close row groups until all readers together keep at most ``most`` open. The reader with the most open groups closes its
+    least recently used groups first."""
     over = sum(len(reader._open) for reader in _readers) - most
     while over > 0:
         reader = max(_readers, key=lambda one: len(one._open))
@@ -216,8 +217,8 @@ def corruption(folder: Folder, file: SealedFile, what: str, found: str = "", rem
 
 
 def digest_of(folder: Folder, file: SealedFile) -> str:
-    """Return the digest that a file has now. If the file is longer than when it was sealed, by any amount, return its size as
-    text instead of reading it."""
+    """Return the digest that a file has now. If the file is longer than when it was sealed, return its size as text instead: it
+    may be too long to read."""
     size = folder.size(file.name)
     if size > file.size_bytes:
         return f"{size} bytes instead of {file.size_bytes}"

@@ -23,10 +23,10 @@ class SplitReader:
     """Random access to the rows of one split."""
 
     def __init__(self, dataset: Folder, manifest: Manifest, split: str, cache: Cache | None = None) -> None:
-        """``cache``: this node's cache for row groups of object storage, without which they are fetched each time."""
+        """``cache``: this node's disk cache for row groups of object storage; None: they are fetched at each read."""
         self._manifest = manifest
         table = manifest.splits[split].shards
-        has_known_ids = np.zeros(len(table.columns.row_ends), dtype=bool)  # zeros take memory only when written to
+        has_known_ids = np.zeros(len(table.columns.row_ends), dtype=bool)  # uses memory only where it is set to True
 
         def view(number: int, data: np.ndarray) -> RowGroupView:
             found = RowGroupView(data, table.group(number), manifest.token_type, manifest.memory_type)
@@ -40,7 +40,8 @@ class SplitReader:
         self._groups = OpenGroups(ranges, table.columns.row_ends, view)
 
     def read(self, rows: np.ndarray) -> Rows:
-        """Return the rows with numbers ``rows``, int64 (n,), in that order; CorruptShard names a shard with changed bytes."""
+        """Return the rows with numbers ``rows``, int64 (n,), in that order. Raises CorruptShard, which names the shard, if
+        bytes have changed."""
         found = Rows(
             np.empty(len(rows), dtype=np.int64),
             np.empty(len(rows), dtype=np.int32),

@@ -1,13 +1,13 @@
 """The row groups of a dataset in one binary file next to its manifest. The file is mapped into memory, not parsed, so the
 processes of a node share it.
 
-    bytes 0-31    "springtide row groups 1\\n", zeros to the end          columns follow, little-endian, shards then row groups
-    shards        number, size_bytes, group_ends       int64 each        digests, signatures     16 bytes each
-    row groups    row_ends, sample_ids, num_bytes, tokens, end   int64   digests                 16 bytes each
+    bytes 0-31        "springtide row groups 1\\n", then zeros
+    shard columns     int64: number, size_bytes, group_ends; 16 bytes: digests, signatures
+    group columns     int64: row_ends, sample_ids, num_bytes, tokens, end; 16 bytes: digests
 
-The splits lie one after the other, sorted by source name, then split name; ``row_ends`` restart in each split. A shard's name
-consists of its split and its number. The manifest has the numbers of shards and row groups of each split, and the size and
-digest of the file.
+Numbers are little-endian. In each column, the splits follow each other, sorted by source name, then by split name. ``row_ends``
+count from 0 in each split. The name of a shard consists of its split and its number: ``train-00003.parquet``. The manifest
+records how many shards and row groups each split has, and the size and digest of this file.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _REMEDY = "restore the file, or prepare the dataset again"
 
 
 class IndexRecord(Record):
-    """Size and digest of the index, as the manifest records them."""
+    """Size and digest of the index file ``row_groups.bin``, as the manifest records them."""
 
     size_bytes: Count
     digest: Digest
 
 
 class SplitCounts(Record):
-    """Numbers of shards and row groups of a split, as the manifest records them."""
+    """How many shards and row groups a split has, as the manifest records it."""
 
     files: int = Field(ge=1, lt=2**40)
     row_groups: int = Field(ge=1, lt=2**40)
@@ -63,7 +63,8 @@ class _Names(Sequence[str]):
 
 
 def number_of(split: str, name: str) -> int:
-    """Return the number in the name of a shard; ValueError if ``name`` is not the name of a shard of ``split``."""
+    """Return the number in the name of a shard: 3 for ``train-00003.parquet``. Raises ValueError unless ``name`` is a shard of
+    ``split``."""
     number = name.removeprefix(f"{split}-").removesuffix(".parquet")
     if not number.isdecimal() or name != f"{split}-{int(number):05d}.parquet":
         raise ValueError(f"{name} is not a shard of the split {split}")
@@ -71,7 +72,7 @@ def number_of(split: str, name: str) -> int:
 
 
 def write_index(dataset: Folder, splits: Mapping[tuple[str, str], ShardTable]) -> IndexRecord:
-    """Write the index of ``splits``, (source, split) -> table, and return its record."""
+    """Write the index file of ``splits``, (source, split) -> its table of shards. Returns the size and digest of the file."""
     tables = [splits[key] for key in sorted(splits)]
     numbers = [
         np.array([number_of(split, name) for name in splits[source, split].names]) for source, split in sorted(splits)
@@ -96,7 +97,8 @@ def write_index(dataset: Folder, splits: Mapping[tuple[str, str], ShardTable]) -
 def read_index_of(
     dataset: Folder, record: IndexRecord, counts: Mapping[tuple[str, str], SplitCounts], cache: Cache | None
 ) -> dict[tuple[str, str], ShardTable]:
-    """Return (source, split) -> its shards; CorpusError if the file is not the one that was sealed.
+    """Return (source, split) -> its shards. Raises CorpusError if the index has changed since the dataset was sealed
+    (completed).
 
     Args:
         dataset: folder of the dataset.
@@ -153,8 +155,8 @@ def _parsed(data: np.ndarray, shards: int, groups: int) -> tuple[np.ndarray, Col
 
 
 def _read(dataset: Folder, record: IndexRecord, cache: Cache | None) -> np.ndarray:
-    """Return the bytes of the index, mapped if the file is local or cached; CorpusError if they differ from the sealed
-    bytes."""
+    """Return the bytes of the index, mapped into memory if the file is local or cached. Raises CorpusError if they have changed
+    since the dataset was sealed (completed)."""
     where = dataset.where(ROW_GROUPS)
     try:
         size = dataset.size(ROW_GROUPS)
@@ -194,7 +196,8 @@ def _is_sealed(data: np.ndarray, record: IndexRecord) -> bool:
 
 
 def _fetch(dataset: Folder, size: int) -> bytearray:
-    """Return the bytes of the index from a store, several ranges at a time; zeros at the end if the file became shorter."""
+    """Return the bytes of the index from object storage; several ranges are read at a time. If the file has become shorter, the
+    end is filled with zeros."""
     found = bytearray(size)
 
     def read(begin: int) -> None:

@@ -1,5 +1,5 @@
-"""The shards of a split and their row groups, as columns of numbers. Ten million row groups open as fast as ten. If the columns
-are views of a mapped file (``row_group_index.py``), a process holds none of them in its own memory."""
+"""The shards of a split and their row groups, as columns of numbers. Opening takes the same time for ten row groups and for ten
+million. If the columns are views of a mapped file (``row_group_index.py``), they take no memory of the process."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Shard(Record):
     digest: Digest
     """Digest of the file."""
     signatures: Digest | None = None
-    """Digest of the file with the signatures of the shard's documents, which find near copies in other datasets; None if there
-    is no such file."""
+    """Digest of the file with the signatures of the shard's documents. Signatures serve to find near duplicates in other
+    datasets. None if there is no such file."""
     groups: tuple[RowGroup, ...] = Field(min_length=1)
 
 
@@ -74,9 +74,9 @@ class Columns(NamedTuple):
     signatures: np.ndarray
     """uint8 (shards, 16): digest of the file with the signatures of the shard's documents; zeros if there is no such file."""
     group_ends: np.ndarray
-    """int64 (shards,): number of row groups up to the end of each shard."""
+    """int64 (shards,): total number of row groups in a shard and all shards before it."""
     row_ends: np.ndarray
-    """int64 (row groups,): number of rows up to the end of each row group."""
+    """int64 (row groups,): total number of rows in a row group and all row groups before it."""
     offsets: np.ndarray
     """int64 (4, row groups): ``sample_ids``, ``num_bytes``, ``tokens`` and ``end`` of each row group, as in ``RowGroup``."""
     group_digests: np.ndarray
@@ -92,10 +92,10 @@ class ShardTable(Sequence[Shard]):
 
     @classmethod
     def of(cls, shards: Sequence[Shard]) -> ShardTable:
-        """Return the table of these shards. ValueError if a shard's number of rows is not the sum over its row groups."""
+        """Return a table of ``shards``. Raises ValueError if a shard's number of rows is not the sum over its row groups."""
         for shard in shards:
             if shard.rows != (rows := sum(group.rows for group in shard.groups)):
-                raise ValueError(f"{shard.name} has {shard.rows} rows and {rows} in its row groups")
+                raise ValueError(f"{shard.name} has {shard.rows} rows, but its row groups have {rows}")
         groups = [group for shard in shards for group in shard.groups]
         names = ("sample_ids", "num_bytes", "tokens", "end")
         columns = Columns(
@@ -170,7 +170,7 @@ class ShardTable(Sequence[Shard]):
         return len(self.columns.row_ends)
 
     def group(self, number: int) -> RowGroup:
-        """Return a row group by its number, which counts through all shards."""
+        """Return the row group with this number, which counts over all shards."""
         rows = self.columns.row_ends[number] - (self.columns.row_ends[number - 1] if number else 0)
         sample_ids, num_bytes, tokens, end = self.columns.offsets[:, number].tolist()
         digest = self.columns.group_digests[number].tobytes().hex()
@@ -200,18 +200,18 @@ class ShardTable(Sequence[Shard]):
         one = self.columns
         firsts = np.concatenate([[0], one.group_ends[:-1]])
         if not (len(one.row_ends) == one.group_ends[-1] and (one.group_ends > firsts).all()):
-            raise ValueError(f"group_ends of {len(self)} shards are not those of {len(one.row_ends)} row groups")
+            raise ValueError(f"group_ends of {len(self)} shards do not fit the {len(one.row_ends)} row groups")
         if (one.size_bytes < 0).any():
             raise ValueError(f"{self.names[int(np.argmax(one.size_bytes < 0))]} has less than 0 bytes")
         if int(one.row_ends[-1]) != rows:
-            raise ValueError(f"has {rows} rows and {int(one.row_ends[-1])} in its row groups")
+            raise ValueError(f"has {rows} rows, but its row groups have {int(one.row_ends[-1])}")
         for begin in range(0, len(one.row_ends), _AT_ONCE):
             if not self._fits(begin, begin + _AT_ONCE, row_bytes):
                 end = min(begin + _AT_ONCE, len(one.row_ends))
                 self._blame(next(at for at in range(begin, end) if not self._fits(at, at + 1, row_bytes)), row_bytes)
 
     def _fits(self, begin: int, end: int, row_bytes: int) -> bool:
-        """Return whether the row groups [begin, end) lie inside their files, with enough space for their rows."""
+        """Return True if the row groups [begin, end) lie inside their files, with enough space for their rows."""
         ends = self.columns.row_ends[begin:end]
         rows = np.diff(ends, prepend=self.columns.row_ends[begin - 1] if begin else 0)
         offsets = self.columns.offsets[:, begin:end]
@@ -276,7 +276,8 @@ class RowGroupView:
     """A view of the rows of one row group. ``data`` holds the file's bytes from ``group.sample_ids`` to ``group.end``."""
 
     def __init__(self, data: memoryview | np.ndarray, group: RowGroup, token_type: str, memory_type: str = "") -> None:
-        """``memory_type``: type of the tokens that are returned; empty for ``token_type``."""
+        """``token_type``: type of the stored tokens; ``memory_type``: type of the tokens that ``take`` returns, empty for the
+        same."""
 
         def array(begin: int, end: int, kind: str) -> np.ndarray:
             return np.frombuffer(data[begin - group.sample_ids : end - group.sample_ids], dtype=kind)
@@ -298,7 +299,7 @@ class RowGroupView:
         return Rows(self._sample_ids.take(index), self._num_bytes.take(index), tokens.astype(self._type, copy=False))
 
     def exceeds(self, last_id: int) -> bool:
-        """Return whether an id of the group is larger than ``last_id``. Reads the highest bytes of the ids first, and lower
+        """Return True if an id of the group is larger than ``last_id``. Reads the highest bytes of the ids first, and lower
         bytes only if the higher ones are equal."""
         *lower, highest = self._planes
         if self._type.itemsize == len(self._planes) and highest.max() > 0x7F:  # the top bit is the loss mask

@@ -1,6 +1,6 @@
-"""Files that are complete or absent: a reader never sees half a file.
+"""Write files so that each is complete or absent: a reader never sees half a file.
 
-Layer rule: only this package opens files that other processes will read.
+Layer rule: other packages write files that other processes read only through this package.
 """
 
 from springtide.storage.cache import Cache

@@ -1,4 +1,4 @@
-"""A size-limited cache of pieces of remote files on a node's disk, shared by all processes of the node.
+"""A size-limited cache on a node's disk for pieces (byte ranges) of remote files, shared by all processes of the node.
 
 <folder>/springtide-cache-<uid>/    owned by this user; files next to it, and files in it with other names, are not touched
     PIECE         name of 32 hex digits; complete or absent, because it is written as PIECE.part and renamed
@@ -40,7 +40,7 @@ _AT_ONCE = 8
 """Number of pieces that one process fetches in parallel, to overlap the latencies of the store and the disk."""
 
 Fetch = Callable[[str], bytes | memoryview]
-"""Name of a piece -> bytes of the piece. Called from several threads."""
+"""Function: name of a piece -> its bytes, read from the store. Called from several threads."""
 
 
 _NOT_KEPT = -1
@@ -51,7 +51,7 @@ class Cache:
     """A cache of pieces, which are named by 32 hex digits. Picklable; any number of processes may use one folder."""
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
-        """``folder``: folder in which the cache creates its own folder."""
+        """``folder``: folder in which the cache creates a folder for this user. ``limit_bytes``: size limit of the cache."""
         self._parent, self.limit_bytes = folder, limit_bytes
         self._warned = False
 
@@ -190,7 +190,7 @@ class Cache:
                 used = self._evict(self.limit_bytes * _KEEP - size) + size
             file.truncate(0)
             file.write(str(used))
-            os.ftruncate(part, size)  # a later eviction, which adds up file sizes, includes this piece
+            os.ftruncate(part, size)  # full size now, so that an eviction meanwhile counts this piece
 
     def _evict(self, goal: float) -> int:
         """Remove pieces, least recently used first, until at most ``goal`` bytes are left. Returns the number of bytes left."""

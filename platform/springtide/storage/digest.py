@@ -44,8 +44,8 @@ def of_file(file: IO[bytes]) -> str:
 
 
 def mix(values: np.ndarray) -> np.ndarray:
-    """Return the SplitMix64 hash of each element, uint64. It is a bijection (the finaliser of Steele, Lea and Flood, "Fast
-    splittable pseudorandom number generators", OOPSLA 2014)."""
+    """Return the SplitMix64 hash of each element, uint64. Different numbers always have different hashes (a bijection; the
+    finaliser of Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)."""
     z = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

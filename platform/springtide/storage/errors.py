@@ -1,4 +1,4 @@
-"""Convert errors of stores' client packages to OSErrors, so that code that retries after an OSError retries after them too."""
+"""Convert errors of object stores' client packages to OSErrors: code that retries after an OSError then covers all stores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS: tuple[tuple[type[OSError], tuple[str, ...], tuple[int, ...]], ...] = (
     (FileExistsError, ("Exists", "Precondition", "ResourceModified"), (409, 412)),
     (PermissionError, ("Forbidden", "Unauthorized", "Authentication", "Credentials"), (401, 403)),
 )
-"""(OSError class, words in the names of the clients' error classes, HTTP codes) of errors that a retry cannot fix."""
+"""Errors that a retry cannot fix: (OSError class to raise, words in the names of the clients' error classes, HTTP codes)."""
 
 
 FINAL = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -80,7 +80,8 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def explain_full_disk(error: OSError, path: str, wanted_bytes: int) -> OSError:
-    """Return ``error``, raised by a write of ``wanted_bytes`` to ``path``, with the disk, its free bytes and a remedy added."""
+    """Return an error like ``error`` (disk full, at a write of ``wanted_bytes`` to ``path``) whose message also has the disk,
+    the free bytes on it, and a remedy."""
     disk = os.path.abspath(path)
     while not os.path.ismount(disk):
         disk = os.path.dirname(disk)

@@ -32,15 +32,16 @@ _T = TypeVar("_T")
 _TEMPORARY = ".tmp-"
 _PROTOCOLS = ("file", "local", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory")
 _SOURCES = ("http", "https")
-"""Further protocols that a corpus may be read from. All other protocols are refused: some of fsspec's protocols run commands or
-templates."""
+"""Further protocols from which a corpus (source text) may be read. All other protocols are refused, because some protocols of
+fsspec can run commands or templates."""
 _ONE_PUT_BYTES = 16 * 2**20
 _STREAM_BYTES = 2**20
 _WHOLE_BYTES = 256 * 2**20
-"""Most bytes of a file that is read whole (manifest, index, journal, config). A hostile file may be larger than memory."""
+"""Size limit of files that are read as a whole (manifest, index, journal, config). A hostile file may be larger than memory."""
 
 _MOST_VALUES = 2**24
-"""Most values in a JSON file. The text ``{},`` takes 26 times its own size in memory once it is parsed."""
+"""Largest number of values in a JSON file that is parsed. Parsed JSON takes more memory than its text: ``{},`` takes 26
+times."""
 
 
 class Folder:
@@ -49,8 +50,9 @@ class Folder:
     def __init__(
         self, url: str | os.PathLike[str], is_source: bool = False, is_confined: bool = False, **options: Any
     ) -> None:
-        """Open ``url``; nothing is created before the first write. ``is_source``: the folder is a corpus, which is only read.
-        ``is_confined``: apply the checks of ``confined``. Raises ConfigError for an unsupported protocol or a chained URL."""
+        """Open ``url``; nothing is created before the first write. ``is_source``: the folder is a corpus (source text), which
+        is only read, so http and https are allowed too. ``is_confined``: apply the checks of ``confined``. Raises ConfigError
+        for an unsupported protocol or a chained URL."""
         self._options = {"is_source": is_source, "is_confined": is_confined, **options}
         self._is_confined = is_confined
         _check_protocol(os.fspath(url), _PROTOCOLS + _SOURCES if is_source else _PROTOCOLS)
@@ -81,7 +83,7 @@ class Folder:
 
     def __truediv__(self, name: str) -> Folder:
         below = Folder(posixpath.join(self.url, name), **self._options)
-        if self._is_confined and self.is_local:  # if ``name`` is a link, later checks would be relative to its target
+        if self._is_confined and self.is_local:  # check now: if ``name`` is a link, later checks start at its target
             check_confined(below.path, self.path)
         return below
 
@@ -98,7 +100,8 @@ class Folder:
         return posixpath.join(self.path, name)
 
     def can_ask_for(self, name: str) -> bool:
-        """Return True if the store's client can request ``name``. S3 allows keys that its client cannot request."""
+        """Return True if the store's client can request ``name``. S3 allows keys that its client cannot request, such as
+        ``a//b``."""
         if self._is_s3:
             from springtide.storage import s3
 
@@ -139,13 +142,13 @@ class Folder:
             raise damaged(self.where(name), f"is not JSON ({error})") from None
 
     def read_as(self, name: str, kind: TypeAdapter[_T]) -> _T:
-        """Return the JSON value in ``name`` as ``kind``. Raises DamagedFile if the value does not fit ``kind``, and the errors
-        of ``read_json``."""
+        """Return the JSON value in ``name``, validated by pydantic as a ``kind``. Raises DamagedFile if it is not valid, and
+        the errors of ``read_json``."""
         value = self.read_json(name)
         try:
             return kind.validate_python(value)
         except ValidationError as error:
-            raise damaged(self.where(name), f"holds something else ({first_problem(error)})") from None
+            raise damaged(self.where(name), f"has other contents than expected ({first_problem(error)})") from None
 
     def open(self, name: str) -> IO[bytes]:
         """Open ``name`` for reading with seeks. Raises FileNotFoundError if it is not a regular file."""
@@ -264,7 +267,7 @@ class Folder:
         except OSError as error:
             if not is_full(error):
                 raise
-            unlink(beside)  # free its space first: the message reports the free bytes
+            unlink(beside)  # remove it first: the message reports the free bytes
             raise explain_full_disk(error, target, size_bytes) from error
         finally:
             unlink(beside)
@@ -374,7 +377,7 @@ class Folder:
 
 
 def _check_protocol(url: str, known: Sequence[str]) -> None:
-    protocol = fsspec.core.split_protocol(url)[0] or "file"  # fsspec's own parser: it accepts ``data:`` without slashes
+    protocol = fsspec.core.split_protocol(url)[0] or "file"  # fsspec's parser also finds ``data:``, without slashes
     if "::" in url:
         raise ConfigError(explain("URL", url, "is a chain of URLs (::), which is not opened", "give one plain URL"))
     if protocol.lower() not in known:

@@ -12,7 +12,7 @@ from pathlib import Path
 _LEAST_LOCKED = 64 * 2**30
 """A limit of locked memory that is certainly enough for RDMA devices [bytes]."""
 _LEAST_SHARED = 2**30
-"""Shared memory of a container in NCCL's guide: --shm-size=1g [bytes]."""
+"""Shared memory that NCCL's guide recommends for a container: --shm-size=1g [bytes]."""
 
 
 def rdma_devices(sys: str = "/sys") -> list[str]:
@@ -70,8 +70,8 @@ def lacks_shared_memory(path: str = "/dev/shm") -> str:
 def free_bytes(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> int:
     """Return the memory that programs on this node can still allocate [bytes].
 
-    This is the memory that the kernel reports as available, but at most the rest of the container's limit (cgroup v2). Without
-    Linux's /proc, sys.maxsize.
+    This is the memory that the kernel reports as available. In a container it is at most what is left of the container's memory
+    limit (cgroup v2). Returns sys.maxsize without Linux's /proc.
     """
     if not Path(proc, "meminfo").exists():
         return sys.maxsize

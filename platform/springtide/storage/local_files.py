@@ -11,7 +11,7 @@ import time
 from springtide.errors import ConfigError, explain
 
 _ONE_READ_BYTES = 2**30
-"""Bytes that one call can surely read: Linux limits a read to 2 GiB less a page."""
+"""Bytes that a single ``pread`` call surely reads: Linux limits a call to 2 GiB minus a page."""
 
 
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
@@ -44,7 +44,7 @@ def stays_inside(path: str, folder: str) -> bool:
     """
     root, real = os.path.realpath(folder), os.path.realpath(path)
     roots, above = [root], os.path.dirname(root)
-    if os.path.basename(above) == _SNAPSHOTS:  # ``blobs`` itself may be a link to anywhere: do not resolve it
+    if os.path.basename(above) == _SNAPSHOTS:  # do not resolve ``blobs``: a link there could lead anywhere
         roots.append(os.path.join(os.path.dirname(above), _BLOBS))
     return any(os.path.commonpath([one, real]) == one for one in roots)
 

@@ -1,5 +1,5 @@
-"""(seed, step) -> the rows of the step, the same at any world size. Rule: the data state of a run is one integer, the next
-step. Everything else is computed from it, and slicing by rank comes last."""
+"""The data of a run as a function: from a seed and a step to the rows of that step, equal at any world size. Rule: the data
+state of a run is one integer, the next step. Everything else is computed from it. Rows are divided among the ranks last."""
 
 from springtide.stream.batches import batches
 from springtide.stream.data import Data, open_data

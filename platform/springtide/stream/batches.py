@@ -15,7 +15,7 @@ from springtide.stream.reader import Batch, RankReader, Read, load
 
 _READ_BYTES = 2**20
 _MOST_STEPS = 64
-"""Most steps whose rows are fetched in one read."""
+"""Largest number of steps whose rows are fetched in one read."""
 
 
 def batches(
@@ -37,11 +37,12 @@ def batches(
         dataset: folder or URL of a sealed dataset, as ``prepare`` or ``springtide data prepare`` makes it.
         global_batch: rows per step, over all ranks.
         rank: this rank, from 0 to ``size - 1``.
-        size: number of ranks. Sizes that do not divide ``lanes`` get unequal parts: weight losses by valid tokens.
+        size: number of ranks. If it does not divide ``lanes``, ranks get different numbers of rows: weight the loss of each
+            rank by its number of valid tokens.
         step: number of steps done before the first batch.
         seed: seed of the order of rows.
-        lanes: parts into which a step's rows are divided: at least the largest ``size`` of the training, and a divisor of
-            ``global_batch``. 0: ``global_batch`` lanes.
+        lanes: number of equal parts (lanes) into which a step's rows are divided: at least the largest ``size`` of the
+            training, and a divisor of ``global_batch``. 0: ``global_batch`` lanes.
 
     Returns:
         Batches: ``step``; ``sample_ids``, uint64 (n,); ``ids`` and ``labels``, int64 (n, sequence_length + 1). Inputs
@@ -74,7 +75,7 @@ def batches(
 
 
 def _reads(reader: RankReader, first: int) -> Iterator[Read]:
-    """Yield one ``Read`` (a few consecutive steps) after the other, from step ``first`` on, without end."""
+    """Yield consecutive reads (``Read``: a few consecutive steps) from step ``first`` on. The iterator never ends."""
     steps = reader.plan(StepsDone(first), StepsDone(first + _MOST_STEPS), _READ_BYTES)[0].last - first
     for begin in itertools.count(first, steps):
         yield Read(StepsDone(begin), StepsDone(begin + steps))

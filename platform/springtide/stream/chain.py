@@ -1,7 +1,8 @@
 """The chain: one hash over all steps that a model was trained on, in order.
 
     chain 0 = ""
-    chain n = BLAKE3(chain n-1, order step, digest of the sample ids, valid tokens, whether the update was applied)
+    chain n = BLAKE3(chain n-1, index of the step in the order of samples, digest of the sample ids, number of valid tokens,
+                     whether the update was applied)
 
 The chain is part of the training state, so it identifies the history of the state's weights even without the journal (the run's
 log of events). Every value in it comes from the step's one all-reduce, and is the same on every rank and at any world size.
@@ -15,8 +16,8 @@ from springtide.config.steps import OrderStep
 from springtide.storage.digest import of_bytes
 
 SKIPPED_UPDATES_KEPT = 1000
-"""The training state lists at most this many steps without an update, the newest ones. The chain covers all steps without an
-update."""
+"""Most steps that the training state lists as steps without a weight update; the newest are kept. The chain also covers older
+steps without an update."""
 
 _LINK = struct.Struct("<QQQ?")
 
@@ -31,5 +32,6 @@ def next_chain(chain: str, step: OrderStep, digest: int, tokens: int, updated: b
 
 
 def with_skipped_update(skipped_updates: tuple[OrderStep, ...], step: OrderStep) -> tuple[OrderStep, ...]:
-    """Return the steps whose update was skipped, with ``step`` added; only the newest ``SKIPPED_UPDATES_KEPT`` are kept."""
+    """Return the list of steps whose weight update was skipped, with ``step`` added. Only the newest ``SKIPPED_UPDATES_KEPT``
+    steps are kept."""
     return (*skipped_updates, step)[-SKIPPED_UPDATES_KEPT:]

@@ -23,8 +23,8 @@ class Corpus:
     """A corpus of a run: one source (named part) of a dataset."""
 
     name: str
-    """For a source of ``shards.dataset``: the name of the source. Otherwise the name of its dataset in the config, or
-    ``dataset/source`` if the dataset has several sources."""
+    """For a source of ``shards.dataset``: the name of the source. Otherwise: the dataset's name in the config,
+    or ``dataset/source`` if the dataset has several sources."""
     dataset: str
     """Name of the corpus's dataset in the config."""
     url: str
@@ -33,11 +33,12 @@ class Corpus:
     """Manifest of the dataset, with all its sources."""
     source: str
     identity: str
-    """What decides the corpus's rows: the digest of the dataset's manifest, and the source if there are several."""
+    """Text that identifies the corpus's rows: the digest of the dataset's manifest, plus the source's name if the dataset has
+    several sources."""
 
     @functools.cached_property
     def manifest(self) -> Manifest:
-        """The dataset's manifest, with the rows of this source alone."""
+        """The dataset's manifest, reduced to the rows of this source."""
         return self.whole.of(self.source)
 
     @property
@@ -47,15 +48,15 @@ class Corpus:
 
     @property
     def holds_out(self) -> bool:
-        """Whether the corpus has rows to evaluate on."""
+        """True if the corpus has held-out rows to evaluate on."""
         return HELDOUT in self.whole.sources[self.source]
 
 
 def open_corpora(config: DataConfig, cache: Cache | None = None) -> tuple[tuple[Corpus, ...], tuple[Corpus, ...]]:
-    """Return the corpora that ``config`` trains on, in the order of their numbers, and the corpora that it only evaluates on.
-    ``cache``: this node's cache, for the datasets' row group indexes.
+    """Return the corpora that ``config`` trains on, and the corpora that it only evaluates on. A corpus's number is its index
+    in the first tuple. ``cache``: this node's cache, for the datasets' row group indexes.
 
-    Raises ConfigError if the corpora do not fit together, CorpusError if one is missing or has no rows to train on.
+    Raises ConfigError if the corpora do not fit together, CorpusError if a corpus is missing or has no rows to train on.
     """
     datasets, only = config.stream.mixture or {WHOLE: config.shards.dataset}, config.stream.eval_datasets
     with ThreadPoolExecutor(_OPENED_AT_ONCE) as threads:
@@ -83,13 +84,13 @@ def open_labels(url: str, corpora: tuple[Corpus, ...]) -> Labels:
 
 
 def by_dataset(corpora: Iterable[Corpus]) -> dict[str, Manifest]:
-    """Return name of a dataset -> its manifest, for the datasets of ``corpora``."""
+    """Return a dictionary of the datasets of ``corpora``: name of the dataset -> its manifest."""
     return {corpus.dataset: corpus.whole for corpus in corpora}
 
 
 def _sources(urls: Mapping[str, str], manifests: Mapping[str, Manifest], alone: bool = False) -> Iterator[Corpus]:
-    """Yield the corpora of datasets. ``alone``: there is no mixture, so names of sources do not begin with the dataset's
-    name."""
+    """Yield each source of each dataset as a corpus. ``alone``: the config names a single dataset and no mixture, so a corpus's
+    name does not begin with the dataset's name."""
     for dataset, manifest in manifests.items():
         digest, several = manifest.digest, len(manifest.sources) > 1
         for source in manifest.sources:
@@ -136,7 +137,7 @@ def _check(config: DataConfig, field: str, url: str, manifest: Manifest, first: 
             explain(
                 field,
                 url,
-                "masks across documents where the first corpus does not, or vice versa",
+                "masks the documents of a row from each other and the first corpus does not, or vice versa",
                 "prepare both with the same shards.mask_across_documents",
             )
         )
@@ -165,17 +166,18 @@ def _check(config: DataConfig, field: str, url: str, manifest: Manifest, first: 
         )
 
 
-# Which datasets of a run may train on text that another dataset holds out.
+# Rules for whether a run may train on text that another of its datasets holds out.
 #
-# Two datasets are decontaminated if one was prepared with the other in ``corpus.apart_from``: then neither trains on text that
-# the other holds out. Otherwise near copies leak. Exact copies leak too, unless both datasets hold out the same fraction,
-# because the hash of a document's text decides whether it is held out.
+# Two datasets are decontaminated against each other if one of them was prepared with the URL of the other in
+# ``corpus.apart_from``. Then neither dataset trains on text that the other holds out. Without it, near copies of held-out text
+# leak into training. Exact copies leak too if the two datasets hold out different fractions, because the hash of a document's
+# text decides whether it is held out.
 
 _REMEDY = "prepare the later one with the other's URL in corpus.apart_from"
 
 
 def check_fractions(corpora: Mapping[str, Manifest], urls: Mapping[str, str]) -> None:
-    """Raise ConfigError if copies of a text may be held out in one corpus and trained on in another."""
+    """Raise ConfigError if exact copies of a text may be held out in one dataset and trained on in another."""
     for held, trained in _not_apart(corpora, corpora):
         here, there = corpora[trained].heldout_fraction, corpora[held].heldout_fraction
         if here != there:
@@ -188,7 +190,8 @@ def check_fractions(corpora: Mapping[str, Manifest], urls: Mapping[str, str]) ->
 
 
 def leaks(corpora: Mapping[str, Manifest], eval_only: Mapping[str, Manifest]) -> Iterator[str]:
-    """Yield a warning for each held-out set whose text, or a near copy of it, may be in the training text of a corpus."""
+    """Yield a warning for each held-out set whose text, or a near copy of it, may be in the training text of another
+    dataset."""
     found: dict[str, list[str]] = {}
     for held, trained in (*_not_apart(corpora, corpora), *_not_apart(eval_only, corpora)):
         found.setdefault(held, []).append(trained)
@@ -197,8 +200,8 @@ def leaks(corpora: Mapping[str, Manifest], eval_only: Mapping[str, Manifest]) ->
 
 
 def _not_apart(held: Mapping[str, Manifest], trained: Mapping[str, Manifest]) -> Iterator[tuple[str, str]]:
-    """Yield (name of a held-out set, name of a corpus) for each pair that is not decontaminated against each other. Two corpora
-    of ``trained`` make one pair, not two."""
+    """Yield (name of a dataset with held-out text, name of a dataset to train on) for each pair that was not prepared apart
+    (``corpus.apart_from``). Two datasets of ``trained`` make one pair, not two."""
     records = {name: (one.digest, frozenset(one.apart_from)) for name, one in {**held, **trained}.items()}
     places = {name: place for place, name in enumerate(trained)}
     for name in held:

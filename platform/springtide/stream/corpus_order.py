@@ -1,4 +1,4 @@
-"""Map draws to rows: draw n from a corpus -> the row of the corpus that this draw takes."""
+"""Map draws to rows. Draw n of a corpus is the n-th time that training takes a row from it; here its row number is computed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from springtide.storage.digest import mix
 
 _EPOCHS_KEPT = 2
-"""Epochs per corpus whose order of row groups is kept in memory."""
+"""Number of epochs per corpus whose order of row groups is kept in memory."""
 
 
 class CorpusOrders:
-    """The rows of several corpora in the order in which they are drawn, epoch after epoch. The latest orders of row groups are
-    cached.
+    """Rows of several corpora in the order in which training draws them, epoch after epoch. The order of row groups of the
+    latest epochs is cached.
 
     Symbols are those of ``springtide.stream.order``; arrays are int64, one element per draw.
     """
 
     def __init__(self, seed: int, group_rows: Sequence[Sequence[int] | np.ndarray], lanes: int, window: int) -> None:
-        """Divide each corpus into columns, the parts whose rows are read one window after another.
+        """Divide each corpus into columns: parts whose rows are read one window (a few rows shuffled together) after another.
 
         Args:
             seed: seed of the order.
-            group_rows: for each corpus, the rows of every row group in the order of the manifest, at least one row each.
-            lanes: number of lanes, C.
+            group_rows: for each corpus, the number of rows of every row group in the order of the manifest, at least 1 each.
+            lanes: number of lanes (equal parts of a batch), C.
             window: rows of a window, w [rows].
         """
         self._seed, self._window = seed, window
@@ -35,26 +35,28 @@ class CorpusOrders:
         self.rows = np.array([sizes.sum(dtype=np.int64) for sizes in self._sizes], dtype=np.int64)
         """Number of rows of each corpus, T."""
         self.columns = np.clip(self.rows // window, 1, lanes)
-        """Number of columns of each corpus, S."""
+        """Number of columns of each corpus, S. A column is a part of the corpus whose rows are drawn one after another."""
         self._spread = np.array([spread(columns) for columns in self.columns.tolist()], dtype=np.int64)
         self._starts = functools.lru_cache(maxsize=len(self._sizes))(self._first_rows)
         self._groups = functools.lru_cache(maxsize=_EPOCHS_KEPT * len(self._sizes))(self._permute_groups)
 
     def places(self, corpora: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """Return a number for each draw that spreads its column over the step's lanes: float64 in [0, 1). A draw takes the next
-        row of a corpus. A column is a part of the corpus whose rows are drawn one after another."""
+        """Return sort keys that spread a step's draws over its lanes (equal parts of a batch): float64 in [0, 1), one per draw.
+        Draws from the same column have the same key. A column is a part of the corpus whose rows are drawn one after
+        another."""
         columns = self.columns[corpora]
         column = draws % self.rows[corpora] % columns
         return column * self._spread[corpora] % columns / columns
 
     def draw(self, corpora: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """Return the row that each draw takes, as its number in the corpus, int64 (n,)."""
+        """Return the row number within its corpus that each draw takes, int64 (n,). ``draws``: number of each draw, counted
+        from 0 for each corpus."""
         rows, columns, window = self.rows[corpora], self.columns[corpora], self._window
         epoch, place = np.divmod(draws, rows)
         inside, column = np.divmod(place, columns)
         length = rows // columns + (column < rows % columns)
         start = column * (rows // columns) + np.minimum(column, rows % columns)
-        # columns begin new windows at different times, so that in a step only few columns open new row groups
+        # let columns begin new windows at different steps: otherwise all columns would open new row groups in the same step
         phase = column * window // columns
         number = (inside + phase) // window
         begin = np.maximum(number * window - phase, 0)
@@ -63,8 +65,8 @@ class CorpusOrders:
         return self._stored(corpora, epoch, start + begin + permuted(key, inside - begin, end - begin))
 
     def _stored(self, corpora: np.ndarray, epochs: np.ndarray, virtual: np.ndarray) -> np.ndarray:
-        """Return the numbers of stored rows, given their positions ``virtual`` in an epoch's virtual sequence (the corpus with
-        its row groups permuted)."""
+        """Return the row numbers, as stored on disk, at the positions ``virtual`` of an epoch's virtual sequence. The virtual
+        sequence is the corpus with its row groups permuted."""
         rows = np.empty_like(virtual)
         order = np.lexsort((epochs, corpora))
         changes = np.flatnonzero(np.diff(corpora[order]) | np.diff(epochs[order])) + 1
@@ -82,16 +84,16 @@ class CorpusOrders:
         return np.cumsum(sizes, dtype=np.int64) - sizes
 
     def _permute_groups(self, corpus: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row groups of ``corpus`` in the order of ``epoch``, int32 or int64 (groups,), and where each of them ends
-        in the virtual sequence, int64 (groups,)."""
+        """Return the row groups of ``corpus`` in the order of ``epoch``, int32 or int64 (groups,), and the end position of each
+        row group in the virtual sequence (the corpus with its row groups permuted), int64 (groups,)."""
         sizes = self._sizes[corpus]
         groups = permutation(keys(self._seed, corpus, epoch), len(sizes))
         groups = groups.astype(np.int32) if len(sizes) < 2**31 else groups  # int32 halves the memory of the order
         return groups, np.cumsum(sizes[groups], dtype=np.int64)
 
 
-# Pseudo-random permutations decided by a key, computed and never stored. They are the same on every machine and with every
-# version of numpy.
+# Pseudo-random permutations that a key determines. They are computed when needed and not stored. They are equal on every
+# machine and with every version of numpy.
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ROUNDS = 6
@@ -107,13 +109,13 @@ def keys(*parts: int | np.ndarray) -> np.ndarray:
 
 
 def permutation(key: np.ndarray, size: int) -> np.ndarray:
-    """Return a permutation of range(size), int64, decided by ``key`` alone: the positions sorted by their keyed hash."""
+    """Return a permutation of range(size), int64, that ``key`` determines: the numbers sorted by their keyed hash."""
     numbers = np.arange(size, dtype=np.uint64)
     return np.argsort(mix(numbers * _GOLDEN + key), kind="stable")
 
 
 def permuted(key: np.ndarray, places: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return where a keyed permutation of range(size) sends each place, int64 (n,); each place has its own key and size.
+    """Apply a keyed permutation of range(size) to each of ``places``, each with its own key and size; return int64 (n,).
 
     A Feistel network over pairs of digits in base ceil(sqrt(size)): it permutes a range slightly larger than range(size). A
     result outside range(size) is permuted again until it is inside (cycle walking).
@@ -128,7 +130,7 @@ def permuted(key: np.ndarray, places: np.ndarray, sizes: np.ndarray) -> np.ndarr
     """
     found = places.astype(np.uint64)
     sizes = sizes.astype(np.uint64)
-    base = np.ceil(np.sqrt(sizes.astype(np.float64))).astype(np.uint64)  # float64 is exact up to 2**52 rows
+    base = np.ceil(np.sqrt(sizes.astype(np.float64))).astype(np.uint64)  # float64 is exact for sizes up to 2**52
     outside = np.arange(len(found))
     while len(outside):
         here, side, of = found[outside], base[outside], key[outside]
@@ -141,7 +143,7 @@ def permuted(key: np.ndarray, places: np.ndarray, sizes: np.ndarray) -> np.ndarr
 
 
 def spread(size: int) -> int:
-    """Return a factor f for which i * f mod size, over i in range(size), is a permutation that spreads consecutive i evenly
-    over the range: the first f from the golden section of ``size`` on that has no divisor in common with ``size``."""
+    """Return a factor f that spreads consecutive numbers: i -> i * f mod size permutes range(size) and puts neighbours far
+    apart. f is the first number from ``size`` * 0.618 (golden section) on that has no divisor in common with ``size``."""
     golden = round(size * (5**0.5 - 1) / 2)
     return next(f for f in range(max(golden, 1), 2 * size + 2) if math.gcd(f, size) == 1)

@@ -39,8 +39,8 @@ class Drawn(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The corpora of a run, in the order of their numbers, and the order of their rows. Only the config is pickled; a process
-    that unpickles the same config again gets the data that is already open."""
+    """The corpora of a run and the order of their rows. A corpus's number is its index in ``corpora``. Only the config is
+    pickled: a process that unpickles an equal config again reuses the data that it has already opened."""
 
     config: DataConfig
     corpora: tuple[Corpus, ...]
@@ -56,12 +56,12 @@ class Data:
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
-        """For each corpus, the manifest of its dataset, reduced to the corpus's rows."""
+        """For each corpus, the manifest of its dataset, reduced to the corpus's own rows."""
         return tuple(corpus.manifest for corpus in self.corpora)
 
     @functools.cached_property
     def heldout(self) -> tuple[Corpus, ...]:
-        """The held-out sets: first those of the corpora that are trained on, then those that are only evaluated on."""
+        """Corpora with held-out rows: first those that are trained on, then those that are only evaluated on."""
         return tuple(one for one in (*self.corpora, *self.eval_corpora) if one.holds_out)
 
     @property
@@ -76,7 +76,7 @@ class Data:
 
     @property
     def datasets(self) -> dict[str, str]:
-        """URL -> digest of the manifest of each dataset that is trained on."""
+        """Datasets that are trained on: URL -> digest of the manifest."""
         return {corpus.url: corpus.identity.partition("/")[0] for corpus in self.corpora}
 
     @property
@@ -90,45 +90,47 @@ class Data:
 
     @property
     def token_type(self) -> str:
-        """Type of the tokens in memory. The top bit of a token is the loss mask."""
+        """Type of the tokens in memory, such as uint16. The top bit of a token is its loss mask: if set, the token is not
+        predicted."""
         return self.corpora[0].whole.memory_type
 
     @property
     def sequence_length(self) -> int:
-        """Tokens that one row trains on."""
+        """Number of tokens that one row trains on: L, of L + 1 ids in the row."""
         return self.corpora[0].whole.sequence_length
 
     @property
     def eos_id(self) -> int | None:
-        """End-of-document id if documents of a row are masked from each other, else None."""
+        """Id that ends a document. None if attention may cross the documents of a row, so that models need not find them."""
         return self.corpora[0].whole.eos_id
 
     @property
     def bos_id(self) -> int | None:
-        """Begin-of-text id if documents of a row are masked from each other, else None."""
+        """Id that begins a document, if there is one. None if attention may cross the documents of a row."""
         return self.corpora[0].whole.bos_id
 
     @property
     def document_ids(self) -> tuple[int | None, int | None, bool]:
-        """(eos_id, bos_id, whether no document is cut), from which models find the documents of a row. In a mixture of chats
-        and texts, texts may be cut, and an end-of-document id then ends a document even inside a chat."""
+        """(eos_id, bos_id, whether all documents are whole), from which models find the documents of a row. Documents of chats
+        are whole: no document is cut at the end of a row. A mixture of chats and texts counts as cut: an end-of-document id
+        then ends a document even inside a chat."""
         return self.eos_id, self.bos_id, all(corpus.whole.whole_documents for corpus in self.corpora)
 
     @property
     def has_loss_mask(self) -> bool:
-        """Whether some tokens of some rows are not predicted."""
+        """True if some tokens of the rows are not predicted."""
         return any(corpus.whole.has_loss_mask for corpus in self.corpora)
 
     def skipping(self, steps: Iterable[OrderStep]) -> Data:
-        """Return the same data, in an order that also skips the given steps."""
+        """Return this data with an order of rows that also skips the given steps."""
         skip = tuple(sorted({*self.order.skip, *steps}))
         stream = StreamConfig.model_validate({**self.config.stream.model_dump(), "skip": skip})
         config = dataclasses.replace(self.config, stream=stream)
         return dataclasses.replace(self, config=config, order=dataclasses.replace(self.order, skip=skip))
 
     def splits(self, split: str) -> list[SplitReader]:
-        """Return one reader per corpus for ``TRAIN``, one reader per held-out set for ``HELDOUT``. Readers keep their files
-        open."""
+        """Return open readers: one per corpus if ``split`` is ``TRAIN``, one per held-out set if it is ``HELDOUT``. Readers
+        keep their files open."""
         return self._readers(split)
 
     def rows(self, sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -146,8 +148,8 @@ class Data:
         return ids, tokens
 
     def columns(self, sample_ids: np.ndarray) -> Columns:
-        """Return a model's labels for the training rows with these sample ids, by column; empty without labels. Raises
-        CorruptShard if the stored labels belong to other rows."""
+        """Return a model's labels for the training rows with these sample ids: name of a column -> array. Empty if the run uses
+        no labels. Raises CorruptShard if the stored labels belong to other rows."""
         if self.labels is None:
             return {}
         corpora, rows = corpus_and_row(sample_ids)
@@ -158,7 +160,7 @@ class Data:
             stored, columns = self._label_readers[corpus].read(rows[here])
             if (stored != rows[here]).any():
                 raise CorruptShard(
-                    f"{self.config.labels}: has the labels of other rows than its dataset; write them again"
+                    f"{self.config.labels}: the labels belong to other rows than those of the dataset; write them again"
                 )
             if here.all():
                 return columns
@@ -188,15 +190,15 @@ class Data:
         return _open_once, (*(section.model_dump_json() for section in sections), self.config.total, self.config.labels)
 
     def shares(self, done: StepsDone) -> dict[str, float]:
-        """Return name of a corpus -> its share of the mixture in step ``done``, the last trained step; with ``done`` 0, in the
-        first step."""
+        """Return the mixture's shares at the last trained step, when ``done`` steps are done: name of a corpus -> share, with
+        sum 1. Before the first step (``done`` 0) these are the shares of the first step."""
         step = self.order.step_before(done) if done else OrderStep(0)
         weights = next(weights for start, weights in reversed(self.order.schedule) if start <= step)
         return {name: weight / sum(weights) for name, weight in zip(self.names, weights, strict=True) if weight}
 
     def heldout_shares(self, done: StepsDone) -> dict[str, float]:
-        """Return ``shares`` restricted to the corpora that hold out rows, with sum 1; equal shares if none of these corpora has
-        a share."""
+        """Return the shares of the corpora that have held-out rows, scaled to sum 1. If none of these corpora has a share in
+        the mixture, their shares are equal. If every corpus of the mixture has held-out rows, return ``shares`` unchanged."""
         shares, names = self.shares(done), [corpus.name for corpus in self.corpora if corpus.holds_out]
         if all(name in names for name in shares):
             return shares
@@ -204,7 +206,8 @@ class Data:
         return {name: share / math.fsum(there.values()) for name, share in there.items()}
 
     def drawn(self, done: StepsDone) -> dict[str, Drawn]:
-        """Return how much of each corpus the first ``done`` steps train on. Exact, also before a run starts."""
+        """Return how much of each corpus the first ``done`` steps train on. The numbers are exact, and can be computed before
+        the run starts."""
         rows, epochs = self.order.drawn(done).tolist(), self.order.epochs(done).tolist()
         return {name: Drawn(*found) for name, *found in zip(self.names, rows, epochs, strict=True)}
 
@@ -237,7 +240,7 @@ def open_data(config: DataConfig) -> Data:
     """
     corpora, eval_corpora = open_corpora(config, _cache_of(config.feed))
     labels = open_labels(config.labels, corpora) if config.labels else None
-    of = f" labels {labels.digest}" if labels else ""  # the same rows with other labels are a different run
+    of = f" labels {labels.digest}" if labels else ""  # the same rows with other labels make a different run
     order = Order(
         manifests=tuple(f"{corpus.identity}{of}" for corpus in corpora),
         group_rows=tuple(corpus.manifest.splits[TRAIN].group_rows() for corpus in corpora),
@@ -296,7 +299,8 @@ def _schedule(config: DataConfig, corpora: Sequence[Corpus]) -> WeightTable:
 
 
 def _capped(config: DataConfig, corpora: Sequence[Corpus], schedule: WeightTable) -> WeightTable:
-    """Return the weights of ``schedule``, changed so that no corpus is read more often than ``stream.epoch_caps`` allows."""
+    """Return the mixture's weights, lowered where needed so that no corpus is read more often than ``stream.epoch_caps``
+    allows."""
     limits: dict[int, int] = {}
     for name, cap in config.stream.epoch_caps.items():
         found = [number for number, corpus in enumerate(corpora) if name in (corpus.name, corpus.dataset)]
@@ -318,7 +322,7 @@ def _capped(config: DataConfig, corpora: Sequence[Corpus], schedule: WeightTable
 
 
 def _shares(shares: Mapping[str, float], corpora: Sequence[Corpus]) -> tuple[float, ...]:
-    """Return the weight of each corpus. The weight of a dataset is divided among its sources by their rows."""
+    """Return the weight of each corpus. A dataset's weight is divided among its sources in proportion to their rows."""
     found = dict.fromkeys((corpus.name for corpus in corpora), 0.0)
     for name, weight in shares.items():
         if name in found:
@@ -336,11 +340,12 @@ def _shares(shares: Mapping[str, float], corpora: Sequence[Corpus]) -> tuple[flo
     return tuple(found.values())
 
 
-# Weights under which no corpus is read more often than its cap, computed before a run starts.
+# Weights under which no corpus is read more often than its cap, the largest number of epochs that the config allows for it.
+# They are computed before a run starts.
 #
 # Rows that a corpus would draw beyond its cap go to the other corpora, in proportion to their weights (water filling, as in
-# UniMax, Chung et al., 2023). The weights are lowered for the whole run, so no corpus runs out early. They follow from the
-# length of the run alone, so the order stays a function of the step.
+# UniMax, Chung et al., 2023). The weights are lowered for the whole run, so no corpus runs out early. They depend only on the
+# length of the run, so the order of rows stays a function of the step.
 
 _MOST_ROUNDS = 100
 
@@ -355,29 +360,29 @@ class CapsTooSmall(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """Weights of the corpora from step ``start`` on, and the number of rows drawn while they apply."""
+    """Weights of the corpora from step ``start`` until the next table's start."""
 
     start: int
     weights: tuple[float, ...]
     rows: int
-    """Rows that are drawn while the table applies."""
+    """Number of rows, of all corpora together, that are drawn while these weights apply."""
 
     @property
     def drawn(self) -> list[float]:
-        """Rows of each corpus that are drawn under the table."""
+        """Number of rows of each corpus that are drawn while these weights apply."""
         total = math.fsum(self.weights)
         return [self.rows * weight / total for weight in self.weights]
 
 
 def capped(schedule: WeightTable, ramp: Ramp, num_steps: int, limits: Mapping[int, int]) -> WeightTable:
-    """Return the weights under which a run of ``num_steps`` steps draws at most ``limits`` (corpus -> rows) rows, exactly.
+    """Return weights under which ``num_steps`` steps never draw more rows of a corpus than ``limits`` (corpus -> rows).
 
-    Where several tables apply in turn, a limit is divided among them in proportion to what each table draws of the corpus
-    without limits. A table that keeps its part of every limit does not change. Skipped steps are replaced by steps at the end
-    of the run, which may exceed a limit by the rows of the skipped steps.
+    Where several tables of weights apply in turn, a corpus's limit is divided among the tables in proportion to the rows that
+    each table would draw of the corpus without limits. A table that stays within its part of every limit does not change. A
+    run replaces skipped steps by further steps at its end. These may exceed a limit by the rows of the skipped steps.
 
     Raises:
-        CapsTooSmall: no corpus is left to draw from.
+        CapsTooSmall: all corpora with a weight reach their limits before the run has all its rows.
 
     Examples:
         >>> ramp = Ramp(((0, 8),))
@@ -395,9 +400,10 @@ def capped(schedule: WeightTable, ramp: Ramp, num_steps: int, limits: Mapping[in
         over = {corpus: drawn[corpus] - limit for corpus, limit in limits.items() if drawn[corpus] > limit}
         if not over:
             return found
-        for corpus, rows_over in over.items():  # over by a few rows only, because draws are whole rows
+        # a corpus exceeds its limit by a few rows at most, because draws are whole rows
+        for corpus, rows_over in over.items():
             targets[corpus] = max(0, targets[corpus] - rows_over)
-    raise AssertionError(f"no weights keep to {limits}")
+    raise AssertionError(f"found no weights under which each corpus draws at most its limit of rows: {limits}")
 
 
 def _with_targets(tables: Sequence[_Table], targets: Mapping[int, int]) -> WeightTable:
@@ -414,12 +420,13 @@ def _with_targets(tables: Sequence[_Table], targets: Mapping[int, int]) -> Weigh
 
 
 def _filled(table: _Table, limits: Mapping[int, float]) -> tuple[float, ...]:
-    """Return the rows that each corpus gets, as weights. A corpus whose share exceeds its limit gets the limit; the other
-    corpora share the rest by their weights."""
+    """Return the number of rows that each corpus gets, used as weights. A corpus whose share exceeds its limit gets the limit;
+    the corpora below their limits share the remaining rows by their weights."""
     drawn = table.drawn
     if all(drawn[corpus] <= limit for corpus, limit in limits.items()):
         return table.weights
-    # water filling: sort the corpora by how soon they reach their limits; a full corpus leaves more rows for the others
+    # water filling: visit the corpora in the order in which they reach their limits; rows that a full corpus cannot give are
+    # drawn from the remaining corpora
     order = sorted(limits, key=lambda corpus: (limits[corpus] / table.weights[corpus], corpus))
     unlimited = math.fsum(weight for corpus, weight in enumerate(table.weights) if corpus not in limits)
     open_weights = [*itertools.accumulate((table.weights[one] for one in reversed(order)), initial=unlimited)][::-1]

@@ -1,24 +1,25 @@
-"""The order of samples: (seed, step) -> the same rows at any world size.
+"""The order of samples: a function from (seed, step) to the rows of the step, which are equal at any world size.
 
 Symbols: T rows of a corpus, G rows in a step, C lanes, k = G / C rows of a lane in a step, W workers, w rows of a window,
-S = T / w columns of a corpus, at least 1 and at most C. Steps are those of the order: they count from 0, and skipped ones
-count too (``springtide.config.steps``).
+S = T / w columns of a corpus, at least 1 and at most C. Steps are numbered from 0 in the order, and skipped steps have a
+number too (``springtide.config.steps``).
 
     mixture  decides which corpus each slot of a step draws from
-    draw     number n of a corpus is place n mod T of its epoch floor(n / T): no row comes twice before all came once
+    draw     number n of a corpus is place n mod T of its epoch floor(n / T): no row is repeated before all rows were drawn once
     epoch    permutes the row groups and concatenates them: a virtual sequence of T rows, cut into S columns
     column   owns every S-th place of the epoch, and T / S consecutive rows of the virtual sequence
-    window   shuffles w rows of a column among each other: the bound of the read-ahead
+    window   shuffles w rows of a column among each other; w limits how far ahead rows must be read
     lane     owns k slots of a step; the draws of a step go to the lanes in the order of their columns
     rank     owns whole lanes: slicing by rank is the last operation, so a batch does not depend on W
 
-The draws before a step are counted in closed form, so no step before it is visited. A lane meets the same columns in every
-step (exactly with one corpus and S = C, else nearly), so a rank reads its own part of the row groups. A column of T / S rows
-is at least a window long: a corpus smaller than that is one column, shuffled as a whole, and all lanes share it. The rows
-that a row group of R rows has in a column are drawn within (R + 2 w) S consecutive draws of the corpus.
+The draws before a step are counted in closed form, without visiting the earlier steps. A lane draws from the same columns in
+every step (exactly with one corpus and S = C, else nearly), so each rank reads its own part of the row groups. A column of
+T / S rows is at least one window long. A corpus smaller than a window is a single column, which is shuffled as a whole and
+shared by all lanes. The rows of one row group (R rows) in one column are drawn within (R + 2 w) S consecutive draws of the
+corpus.
 
-The module ``mixture`` computes the first line, ``corpus_order`` the rows of draws. ``Draws`` combines both, and ``Order`` adds
-skipped steps, excluded samples, the slices of ranks, and the identity.
+The module ``mixture`` computes the corpus of each slot, ``corpus_order`` the row of each draw. ``Draws`` combines both results.
+``Order`` adds skipped steps, excluded samples, the slices of ranks, and the identity (digest of all that decides the batches).
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from springtide.stream.mixture import MixtureSchedule, WeightTable
 from springtide.stream.sample_ids import join
 
 _ARITHMETIC = 2
-"""Version of the order, part of its identity. Increase it with any change of the rows of a step, so that no run continues in
-another order than it began in."""
+"""Version of the order's arithmetic, part of the order's identity. Increase it with any change that gives a step other rows:
+then a resume refuses to continue a run in another order than it began with."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """The rows of every step of a run. Two orders with the same ``identity`` give the same batches at any W.
+    """The rows of every step of a run. Two orders with equal ``identity`` give equal batches at any number of workers W.
 
     Example: T = 12 rows in three row groups of four, batches of G = 4 rows, C = 2 lanes, windows of w = 3 rows, S = 2 columns.
     The first epoch permutes the row groups to third, second, first. ``|`` separates the row groups, the windows (those of
@@ -62,7 +63,7 @@ class Order:
         >>> [order.batch(OrderStep(step)).tolist() for step in range(4)]
         [[9, 10, 6, 7], [8, 4, 1, 2], [11, 5, 0, 3], [8, 9, 2, 3]]
 
-    Two workers own a lane each; one worker owns both:
+    With two workers, each owns one lane. With one worker, it owns both lanes:
 
         >>> [order.rank_batch(OrderStep(1), rank, world_size=2).tolist() for rank in range(2)]
         [[8, 4], [1, 2]]
@@ -73,7 +74,8 @@ class Order:
         >>> skipping.batch(skipping.step_after(StepsDone(1))).tolist()
         [11, 5, 0, 3]
 
-    Mixed three to one with a corpus of two rows, three steps draw 9 and 3 rows, and read the small corpus one and a half times:
+    In a mixture of 3 to 1 with a second corpus of two rows, three steps draw 9 rows of the first corpus and 3 of the second.
+    They read the second corpus one and a half times:
 
         >>> both = {"manifests": ("big", "small"), "group_rows": ((4, 4, 4), (2,)), "schedule": ((0, (3, 1)),)}
         >>> mixed = dataclasses.replace(order, **both)
@@ -84,19 +86,21 @@ class Order:
     manifests: tuple[str, ...]
     """Digest of each corpus's manifest."""
     group_rows: tuple[Sequence[int] | np.ndarray, ...] = dataclasses.field(compare=False)
-    """Rows of every row group, one sequence per corpus. Not compared, because the digests of the manifests decide them."""
+    """For each corpus, the number of rows of every row group. Left out of comparisons, because the digests of the manifests
+    already decide these numbers."""
     seed: int
     global_batch: int
-    """Rows of a full-size step, G."""
+    """Number of rows of a full-size step, G."""
     lanes: int
     window: int
     schedule: WeightTable = ((0, (1.0,)),)
     skip: tuple[OrderStep, ...] = ()
     """Steps of the order that the run does not train on."""
     skip_samples: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """(from_step, sample ids) to exclude from the batches from that step on."""
+    """(from_step, sample ids): these samples are excluded from all batches from that step on."""
     ramp: tuple[tuple[int, int], ...] = ()
-    """(from_step, rows of each step from there on), see ``Ramp``; empty if all steps have full size."""
+    """Batch size ramp: (from_step, number of rows of each step from there on), see ``Ramp``; empty if all steps have full
+    size."""
 
     @property
     def identity(self) -> str:
@@ -104,7 +108,8 @@ class Order:
         return self._identity(None)
 
     def identity_at(self, done: StepsDone) -> str:
-        """Return the identity of the first ``done`` steps alone: orders that differ only in later steps share it."""
+        """Return the digest of everything that decides the batches of the first ``done`` steps. Orders that differ only in
+        later steps have the same digest."""
         return self._identity(self.step_before(done) + 1 if done else 0)
 
     def _identity(self, end: int | None) -> str:
@@ -124,20 +129,21 @@ class Order:
         return hashlib.blake2b(json.dumps(parts, allow_nan=False).encode(), digest_size=16).hexdigest()
 
     def step_after(self, done: StepsDone) -> OrderStep:
-        """Return the step that is trained next when ``done`` steps are done."""
+        """Return the index, in the order, of the step that is trained next when ``done`` steps are done."""
         return steps.step_after(done, self.skip)
 
     def step_before(self, done: StepsDone) -> OrderStep:
-        """Return the step that was trained last when ``done`` steps are done, at least one."""
+        """Return the index, in the order, of the step that was trained last when ``done`` steps are done. ``done`` is at least
+        1."""
         return steps.step_before(done, self.skip)
 
     @property
     def rows_per_lane(self) -> int:
-        """Rows of a lane (one of the equal parts of a batch) in a full-size step, k."""
+        """Number of rows of a lane (one of the equal parts of a batch) in a full-size step, k."""
         return self.global_batch // self.lanes
 
     def rows(self, step: OrderStep) -> int:
-        """Return the number of rows of ``step``, G, including excluded samples."""
+        """Return the number of rows of ``step``, G. Excluded samples are counted."""
         return self._ramp.rows(step)
 
     def rows_per_lane_at(self, step: OrderStep) -> int:
@@ -145,12 +151,14 @@ class Order:
         return self.rows(step) // self.lanes
 
     def lanes_of(self, rank: int, world_size: int) -> range:
-        """Return the lanes (parts of each batch) that ``rank`` owns: the lanes l with floor(l * W / C) == rank. They are
-        contiguous; the numbers of lanes of two ranks differ by at most one."""
+        """Return the lanes (equal parts of each batch) that ``rank`` owns: all lanes l with floor(l * W / C) == rank, for W
+        ranks and C lanes. A rank's lanes are contiguous. Two ranks own equal numbers of lanes, or numbers that differ by
+        one."""
         return range(-(-rank * self.lanes // world_size), -(-(rank + 1) * self.lanes // world_size))
 
     def batch(self, step: OrderStep) -> np.ndarray:
-        """Return the sample ids of ``step``, uint64 (G,), in the order of its slots (places for a row)."""
+        """Return the sample ids of ``step`` in the order of its slots (places for a row), uint64 (G,), fewer if samples are
+        excluded."""
         return self.samples(step, range(self.lanes))
 
     def rank_batch(self, step: OrderStep, rank: int, world_size: int) -> np.ndarray:
@@ -158,12 +166,14 @@ class Order:
         return self.samples(step, self.lanes_of(rank, world_size))
 
     def samples(self, step: OrderStep, lanes: range) -> np.ndarray:
-        """Return the sample ids of ``lanes`` in ``step``, uint64 (at most len(lanes) * k,), lane by lane."""
+        """Return the sample ids of ``lanes`` (equal parts of a batch) in ``step``, uint64 (at most len(lanes) * k,), lane by
+        lane."""
         drawn = self._draws.samples(step, lanes)
         return drawn[self._kept(step, drawn)] if self.skip_samples else drawn
 
     def lane_rows(self, step: OrderStep, rank: int, world_size: int) -> list[int]:
-        """Return the number of rows of each lane of ``rank`` in ``step``: k, less the excluded samples."""
+        """Return the number of rows of each lane (equal part of a batch) of ``rank`` in ``step``: k, minus the excluded
+        samples."""
         lanes = self.lanes_of(rank, world_size)
         if not any(start <= step for start, _ in self.skip_samples):
             return [self.rows_per_lane_at(step)] * len(lanes)
@@ -171,7 +181,7 @@ class Order:
         return kept.reshape(-1, self.rows_per_lane_at(step)).sum(axis=1).tolist()
 
     def _kept(self, step: OrderStep, drawn: np.ndarray) -> np.ndarray:
-        """Return which of the samples drawn in ``step`` are not excluded, bool (n,)."""
+        """Return a mask of the samples drawn in ``step``: True if the sample is kept, False if it is excluded; bool (n,)."""
         kept = np.ones(len(drawn), dtype=bool)
         for start, excluded in self._excluded:
             if start <= step:
@@ -183,9 +193,9 @@ class Order:
         return self._mixtures[self._ramp.piece(step)].corpora(step)
 
     def drawn(self, done: StepsDone) -> np.ndarray:
-        """Return how many rows of each corpus the first ``done`` steps train on, int64 (corpora,), including excluded samples.
+        """Return how many rows of each corpus the first ``done`` steps draw, int64 (corpora,), including excluded samples.
 
-        Exact, for any number of steps, and without drawing them. Rows of skipped steps are not counted.
+        The count is exact for any number of steps, and computed without drawing rows. Rows of skipped steps are not counted.
         """
         if not done:
             return np.zeros(len(self.group_rows), dtype=np.int64)
@@ -205,7 +215,8 @@ class Order:
 
     @functools.cached_property
     def _mixtures(self) -> tuple[MixtureSchedule, ...]:
-        """One schedule per piece of the ramp, because the slots of a step must be evenly spaced for each batch size."""
+        """One mixture schedule per batch size of the ramp, because the slots (places for a row) of a step must be evenly
+        spaced."""
         return tuple(MixtureSchedule(rows, self.schedule) for _, rows in self._ramp.pieces)
 
     @functools.cached_property
@@ -221,7 +232,7 @@ class Order:
         return tuple((start, np.array(sorted(ids), dtype=np.uint64)) for start, ids in self.skip_samples)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the fields only; cached draws are computed again."""
+        """Pickle the fields only; cached draws are computed again after unpickling."""
         return Order, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
 
@@ -236,36 +247,38 @@ _BLOCKS_KEPT = 8
 
 
 class _Run(NamedTuple):
-    """Corpus and draw of each slot, in consecutive steps with the same batch size."""
+    """Corpus and draw number of each slot (place for a row), in consecutive steps with the same batch size."""
 
     corpora: np.ndarray
     """int64 (steps, G): corpus of each slot."""
     draws: np.ndarray
-    """int64 (steps, G): number of the draw, counted from 0 for each corpus."""
+    """int64 (steps, G): number of each slot's draw, counted from 0 for each corpus."""
 
 
 class Draws:
     """The sample ids that each lane draws in each step.
 
-    In a step, the draws from a corpus have consecutive numbers, which begin at the count of draws before the step. They are
-    assigned to the corpus's slots so that a lane gets rows of nearly the same columns in every step. Draws are computed for a
-    block of steps at a time, and the latest blocks are cached. From one block to the next the counts are carried over; only
-    after a seek are they summed again.
+    In a step, the draws from a corpus have consecutive numbers, which begin at the count of earlier draws from this corpus.
+    They are assigned to the corpus's slots so that a lane (equal part of a batch) gets rows of nearly the same columns (parts
+    of the corpus) in every step. Draws are computed for a block of steps at a time, and the latest blocks are cached. The
+    counts at the end of a block are the counts at the start of the next block. After a seek the counts are summed again.
     """
 
     def __init__(
         self, corpora: CorpusOrders, mixtures: Sequence[MixtureSchedule], ramp: Ramp, lanes: int, most_rows: int
     ) -> None:
-        """``mixtures``: one per piece of ``ramp``; ``most_rows``: rows of the largest step."""
+        """``mixtures``: one per batch size of ``ramp``; ``most_rows``: number of rows of the largest step."""
         self._corpora, self._mixtures, self._ramp, self._lanes = corpora, mixtures, ramp, lanes
         self._steps = min(_STEPS_PER_BLOCK, max(1, _DRAWS_PER_BLOCK // most_rows))
         self._dealt = functools.lru_cache(maxsize=_BLOCKS_KEPT)(self._deal_block)
         self._block = functools.lru_cache(maxsize=_BLOCKS_KEPT)(self._draw_block)
         self._carried: dict[OrderStep, np.ndarray] = {}
-        """First step of the next block, if blocks are read in order -> number of draws from each corpus before that step."""
+        """Counts at the end of the last computed block of steps: first step of the next block -> number of draws from each
+        corpus before that step. Used if the next block is computed next."""
 
     def samples(self, step: OrderStep, lanes: range) -> np.ndarray:
-        """Return the sample ids that ``lanes`` draw in ``step``, uint64 (len(lanes) * k,), lane by lane."""
+        """Return the sample ids that ``lanes`` (equal parts of a batch) draw in ``step``, uint64 (len(lanes) * k,), lane by
+        lane."""
         block, place = divmod(step, self._steps)
         return self._block(block, lanes)[place]
 
@@ -281,7 +294,7 @@ class Draws:
         return counts
 
     def _draw_block(self, block: int, lanes: range) -> list[np.ndarray]:
-        """Return the sample ids that ``lanes`` draw in each step of a block, uint64 (len(lanes) * k,)."""
+        """Return the sample ids that ``lanes`` draw in a block of steps: for each step an array, uint64 (len(lanes) * k,)."""
         found = []
         for run in self._dealt(block):
             k = run.corpora.shape[1] // self._lanes
@@ -291,7 +304,7 @@ class Draws:
         return found
 
     def _deal_block(self, block: int) -> list[_Run]:
-        """Return the corpus and the draw of each slot in the steps of a block, one ``_Run`` per batch size."""
+        """Return the corpus and the draw number of each slot in the steps of a block, one ``_Run`` per batch size."""
         first, last = OrderStep(block * self._steps), OrderStep((block + 1) * self._steps)
         before = self._carried.pop(first, None)
         if before is None:
@@ -305,17 +318,17 @@ class Draws:
         return runs
 
     def _number(self, corpora: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of each draw in consecutive steps, int64 (steps, G), and the count of draws from each corpus after
-        the steps. ``before``: the counts before the steps."""
+        """Number the draws of consecutive steps. Returns the draw number of each slot, int64 (steps, G), and the count of draws
+        from each corpus after these steps. ``before``: the count of draws from each corpus before these steps."""
         steps, most = len(corpora), len(before)
         keys = (corpora + np.arange(steps)[:, None] * most).reshape(-1)
         counts = np.bincount(keys, minlength=steps * most)
-        slots = np.argsort(keys, kind="stable")  # by step, then corpus, then lane
+        slots = np.argsort(keys, kind="stable")  # slots sorted by step, then corpus, then lane
         keys, by_corpus = keys[slots], corpora.reshape(-1)[slots]
         inside = np.arange(len(keys)) - (np.cumsum(counts) - counts)[keys]
         after = np.cumsum(counts.reshape(steps, most), axis=0)
         draws = (before + after).reshape(-1)[keys] - counts[keys] + inside
-        # sorted by step, then corpus, then column: so a corpus's columns go to its slots in the order of the lanes
+        # sort draws by step, then corpus, then column: so every lane gets draws of nearly the same columns in each step
         draws = draws[np.argsort(keys + self._corpora.places(by_corpus, draws), kind="stable")]
         numbered = np.empty_like(draws)
         numbered[slots] = draws

@@ -1,7 +1,7 @@
-"""Reads of the ordered rows, a few steps at a time, and batches that are checked against the order.
+"""Read the rows of a few steps at a time in the run's order, and check batches against the order.
 
-A *read* is a few consecutive steps of one rank, the unit that a Ray task or a thread fetches. Here a step is given by the
-number of steps done before it, as in training. Only ``fetch`` and ``check`` convert this number to a step of the order.
+A *read* is a few consecutive steps of one rank: the unit that a Ray task or a thread fetches. In this file a step is given by
+the number of steps done before it, as in training. Only ``fetch`` and ``check`` convert this number to an index in the order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 _NO_COLUMNS: Columns = {}
 _END_S = 10.0
-"""How long to wait for a thread's current read when the process ends [s]."""
+"""Longest time to wait, when the process ends, for the read that a prefetch thread is doing [s]."""
 
 
 class Batch(NamedTuple):
@@ -39,11 +39,13 @@ class Batch(NamedTuple):
     step: StepsDone
     """Number of steps done before this one."""
     sample_ids: np.ndarray
-    """uint64 (n,): ids of the rows, as stored with them."""
+    """uint64 (n,): sample ids as stored with the rows."""
     tokens: np.ndarray
-    """uint16 or uint32 (n, sequence_length + 1); the top bit says that a token is not predicted."""
+    """Tokens of the rows, uint16 or uint32 (n, sequence_length + 1). The top bit of a token is set if the token is not
+    predicted."""
     columns: Columns = _NO_COLUMNS
-    """Labels of the rows by column, (n, ...) each (``shards/labels.py``); empty without labels."""
+    """A model's labels of the rows: name of a column -> array (n, ...) (``shards/labels.py``); empty if the run uses no
+    labels."""
 
     @property
     def ids(self) -> np.ndarray:
@@ -52,12 +54,14 @@ class Batch(NamedTuple):
 
     @property
     def labels(self) -> np.ndarray:
-        """``ids`` with -100, which torch's cross-entropy ignores, where nothing is predicted; targets are ``labels[:, 1:]``."""
+        """``ids`` with -100 (ignored by torch's cross-entropy) at tokens that are not predicted; targets are ``labels[:,
+        1:]``."""
         return np.where(is_predicted(self.tokens), self.ids, IGNORE_INDEX)
 
 
 class Read(NamedTuple):
-    """The steps [first, last), each given by the number of steps done before it."""
+    """Consecutive steps [first, last) of one rank, fetched together. Each step is given by the number of steps done before
+    it."""
 
     first: StepsDone
     last: StepsDone
@@ -68,16 +72,16 @@ class Read(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The rows of a read, one step after the other."""
+    """The fetched rows of a ``Read``, sorted by step."""
 
     steps: np.ndarray
-    """int64 (rows,): steps done before the step of each row."""
+    """int64 (rows,): for each row, the number of steps done before its step."""
     sample_ids: np.ndarray
-    """uint64 (rows,), as stored with the rows, not as requested."""
+    """uint64 (rows,): sample ids as stored with the rows, not as requested, so that ``check`` can detect wrong rows."""
     tokens: np.ndarray
     """uint16 or uint32 (rows, sequence_length + 1)."""
     columns: Columns = _NO_COLUMNS
-    """Labels of the rows by column, (rows, ...) each; empty without labels."""
+    """A model's labels of the rows: name of a column -> array (rows, ...); empty if the run uses no labels."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +93,8 @@ class RankReader:
     world_size: int
 
     def plan(self, first: StepsDone, last: StepsDone, read_bytes: int) -> list[Read]:
-        """Cut the steps [first, last) into reads of about ``read_bytes`` of tokens and labels, at least one step each."""
+        """Cut the steps [first, last) into reads of about ``read_bytes`` bytes of tokens and labels, at least one step per
+        read."""
         row_bytes = (self.data.sequence_length + 1) * np.dtype(self.data.token_type).itemsize
         row_bytes += self.data.labels.row_bytes if self.data.labels else 0
         order = self.data.order
@@ -99,7 +104,7 @@ class RankReader:
         return [Read(StepsDone(start), StepsDone(min(start + steps, last))) for start in starts]
 
     def fetch(self, read: Read) -> Fetched:
-        """Return the rows of ``read``."""
+        """Read the rows of this rank in the steps of ``read``, and return them."""
         order, steps = self.data.order, read.steps
         wanted = [order.rank_batch(order.step_after(step), self.rank, self.world_size) for step in steps]
         all_wanted = np.concatenate(wanted)
@@ -137,7 +142,7 @@ def check(order: Order, rank: int, world_size: int, step: StepsDone, batch: Batc
 
 
 def load(reader: RankReader, plan: Iterable[Read]) -> Iterator[Batch]:
-    """Yield the batches of ``plan``, with one read prefetched: the data pipeline of a process without Ray."""
+    """Yield the batches of the reads in ``plan``, with one read prefetched: the data pipeline of a process without Ray."""
     rest = iter(plan)
     reads = itertools.chain(*map(growing, itertools.islice(rest, 1)), rest)
     for batches in ahead(list(reader.batches(read)) for read in reads):
@@ -145,8 +150,8 @@ def load(reader: RankReader, plan: Iterable[Read]) -> Iterator[Batch]:
 
 
 def growing(read: Read) -> Iterator[Read]:
-    """Split a read into reads of 1, 1, 2, 4, ... steps. So a worker group that starts waits for the rows of one step only, and
-    the store still gets few requests.
+    """Split a read into reads of 1, 1, 2, 4, ... steps. So a starting worker group waits for the rows of one step only, and
+    the number of requests to the store stays small.
 
     >>> [part.last for part in growing(Read(StepsDone(10), StepsDone(17)))]
     [11, 12, 14, 17]
@@ -163,15 +168,15 @@ _drawing: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref
 
 @atexit.register
 def _end_drawing() -> None:
-    """End the prefetch threads: a thread that is in a C++ library when Python exits would abort the process."""
+    """Stop the prefetch threads at exit: a thread that runs C++ library code when Python exits would abort the process."""
     for thread, closed in list(_drawing.items()):
         closed.set()
         thread.join(_END_S)
 
 
 class ahead(Iterator[Item]):  # noqa: N801  used like a function
-    """Iterator over ``items`` that a thread prefetches, one item ahead. An exception in ``items`` is raised when the consumer
-    reaches it.
+    """Iterator over ``items`` that fetches one item ahead in a thread. An exception raised by ``items`` is raised again when
+    the consumer reaches it.
 
     The thread ends after the last item, or when this object is closed or deleted.
     """
@@ -179,7 +184,8 @@ class ahead(Iterator[Item]):  # noqa: N801  used like a function
     def __init__(self, items: Iterable[Item]) -> None:
         self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
-        work = (items, self._ready, self._closed)  # without self, so that the thread does not keep this object alive
+        # do not pass self: the thread would keep this object alive, and __del__ would never run
+        work = (items, self._ready, self._closed)
         thread = threading.Thread(target=_draw, args=work, name="springtide-ahead", daemon=True)
         _drawing[thread] = self._closed
         thread.start()

@@ -1,1 +1,1 @@
-"""Reports of a run. Layer rule: it listens to events and never delays training; one table has the metrics' names and units."""
+"""Reports of a run, made from its events. Layer rule: it never delays training; ``events.metrics`` lists the metrics."""

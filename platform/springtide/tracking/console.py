@@ -36,13 +36,13 @@ class Console:
         console: rich.console.Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``enabled``: False prints nothing. ``clock``: function that returns the time [s]."""
+        """``enabled``: False prints nothing. ``clock``: function that returns the time in seconds."""
         self._total, self._enabled, self._clock = total_steps, enabled, clock
         self._console = console or rich.console.Console(highlight=False)
         self._step_time_s = 0.0
         self._printed_at, self._printed_step = clock(), 0
         self._bar = NotebookBar(total_steps) if console is None and in_notebook() else None
-        cut = functools.partial(Column, no_wrap=True, overflow="crop")  # "ellipsis" is not in every encoding
+        cut = functools.partial(Column, no_wrap=True, overflow="crop")  # "ellipsis": not in every text encoding
         self._progress = Progress(
             TextColumn("[bold]step {task.completed}/{task.total}", table_column=cut()),
             BarColumn(bar_width=30),
@@ -65,7 +65,7 @@ class Console:
         """Print one event."""
         if not self._enabled:
             return
-        if isinstance(event, Started):  # a new worker group: its step number may be lower, and its step time differs
+        if isinstance(event, Started):  # a new worker group may start from an earlier step, at another speed
             self._step_time_s, self._printed_step = 0.0, event.step
         if isinstance(event, StepDone):
             self._step(event)
@@ -80,8 +80,8 @@ class Console:
             self._console.print(self._text(redacted(text)), soft_wrap=not self._console.is_terminal)
 
     def _text(self, text: str) -> Text:
-        """Return ``text`` with characters that the output cannot encode replaced. Otherwise the library ``rich`` would raise
-        and keep the text in its buffer, so that printing every later line fails, too."""
+        """Return ``text`` with each character that the output cannot encode replaced by "?". Without this, the library
+        ``rich`` would raise and keep the text in its buffer, so that every later print would also fail."""
         encoding = self._console.encoding
         return Text(printable(text).encode(encoding, "replace").decode(encoding))
 
@@ -94,7 +94,7 @@ class Console:
             f"{event.world_size} workers  MFU {utilisation(event.mfu)}"
         )
         self._progress.update(self._task, completed=event.step, figures=figures)
-        if not event.updated and not math.isfinite(event.grad_norm):  # a spike has its own event, ``Spiked``
+        if not event.updated and not math.isfinite(event.grad_norm):  # skipped spikes: see the event ``Spiked``
             scale = f", loss scale {event.loss_scale:g}" if event.loss_scale != 1.0 else ""
             self.say(f"step {event.step} is skipped: loss {event.loss:g}, gradient norm {event.grad_norm:g}{scale}")
         if self._console.is_terminal:
@@ -122,7 +122,7 @@ def _clock_time(seconds: float) -> str:
 
 def in_notebook() -> bool:
     """Return True if this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")  # not imported here: a notebook's kernel has done that
+    ipython = sys.modules.get("IPython")  # not imported, which is slow: a notebook's kernel has imported it already
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"
 

@@ -1,14 +1,15 @@
 """The journal: every event of a run, append-only, one JSON object per line. All other reports are made from this journal.
 
 Storage errors never reach training. Events that the store does not accept are kept, and a thread retries with growing pauses.
-The journal prints the first failure, and later that all events are stored again. A segment is one file of the journal:
+The journal logs the first failure, and later that all events are stored again. A segment is one file of the journal. The driver
+appends events to the newest segment, the open one:
 
     event --> open segment --local disk, no failure: written by the caller--> file
                     |
                     +--object store, or after a failure--> thread --> store     unsent events: in memory, then in local files
 
-A restarted driver never writes to the segments of an earlier driver. So only the last line of a segment can be cut short (by a
-kill); readers skip such a line.
+A restarted driver creates segments of its own and never writes to the segments of an earlier driver. So only the last line of a
+segment can be incomplete, if its driver was killed. Readers skip an incomplete line.
 """
 
 from __future__ import annotations
@@ -37,36 +38,37 @@ if TYPE_CHECKING:
 
 _SEGMENT_LINES = 10_000
 _SEGMENT_LINES_PUT = 2_000
-"""Lines of a segment (journal file) on an object store. Fewer than on a disk, because the whole open segment is uploaded again
-every ten seconds."""
+"""Most lines of a segment (journal file) on an object store. Fewer than on a disk, because the whole open (newest) segment is
+uploaded again every ten seconds."""
 _PUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _AWAITED_PAUSE_S = 1.0
 _NEVER = float("inf")
 _CLOSE_S = 30.0
-"""How long the end of a run waits for a store that does not accept the journal [s]."""
+"""How long the driver waits at the end of a run for a store that does not accept the journal, before it gives up [s]."""
 _FULL_S = 1.0
-"""How long the end of a run waits if the disk for the journal is full [s]. Short, because a full disk does not empty itself."""
+"""How long the driver waits at the end of a run if the journal's disk is full [s]. Short, because waiting frees no space."""
 _LINES_NAMED = 20
-"""Most damaged lines of a segment (journal file) that are logged one by one. In a file of another version, every line may count
-as damaged."""
+"""How many damaged lines of a segment (journal file) are logged one by one; the rest is logged as a count. In a file from
+another version, every line may count as damaged."""
 _SHOWN = 300
-"""Most characters of an error about a damaged line that are logged."""
+"""How many characters of the error about a damaged line are logged."""
 _log = logging.getLogger(__name__)
 
 
 class Journal:
-    """An event listener that writes the journal. On a local disk each event is written at once. An object store cannot append
-    to a file. There a thread rewrites the open segment (newest file) every ten seconds, and after every event that is not a
-    step."""
+    """An event listener that writes the journal. On a local disk, each event is written at once. An object store cannot append
+    to a file, so a thread uploads the whole open segment (newest file) again: every ten seconds, and at once after every event
+    that is not a step."""
 
     def __init__(
         self, run: Folder, enabled: bool = True, *, term: int = 0, say: Callable[[str], None] | None = None
     ) -> None:
         """Create the first segment (journal file) of this driver. Only this call raises the store's errors.
 
-        ``enabled``: False on ranks that do not write. ``term``: number of the driver's lease on the run; 0: one above the
-        numbers of all earlier segments. ``say``: receives a line when storage fails and when it works again, from any thread.
+        ``enabled``: False on ranks other than rank 0, which write nothing. ``term``: number of the driver's lease (the right to
+        write the run); 0: one above the highest number in the journal. ``say``: function that prints a line when storage fails
+        and when it works again; called from any thread.
         """
         self._folder, self._enabled, self._say = run / "journal", enabled, say
         self.term = term or 1
@@ -78,9 +80,9 @@ class Journal:
         """True if the last write failed because the disk is full."""
         self._failed_tries = 0
         self._puts_at_s = _NEVER
-        """Time at which the thread next writes to the store, by the monotonic clock [s]."""
+        """Time of the thread's next write to the store, by the monotonic clock [s]; infinite if no write is planned."""
         self._is_awaited = False
-        """True while ``flush`` waits: the thread then retries a failed write sooner."""
+        """True while ``flush`` waits: the thread then retries a failed write after one second at most."""
         self._closing = False
         if not enabled:
             return
@@ -88,7 +90,7 @@ class Journal:
         self.term = self._segments.term
         self._open = self._segments.first
         self._waiting: collections.deque[Segment] = collections.deque([self._open])
-        """The open segment, and closed segments that are not fully stored, oldest first."""
+        """Closed segments (journal files) that are not fully stored, oldest first, then the open one, which gets new events."""
 
     def __enter__(self) -> Self:
         return self
@@ -97,8 +99,8 @@ class Journal:
         self.close()
 
     def __call__(self, event: Event) -> None:
-        """Add one event, marked with the number of this driver's lease. Never raises a storage error, and blocks only for a
-        local disk."""
+        """Add one event, with the number of this driver's lease. Never raises a storage error. Waits for a write only if the
+        journal is on a local disk."""
         if not self._enabled:
             return
         line = _line(dataclasses.replace(event, term=self.term))
@@ -114,7 +116,7 @@ class Journal:
                 self._want(_PUT_S)
 
     def flush(self, patience_s: float = _CLOSE_S) -> bool:
-        """Wait until the store has every event so far; returns False if that takes longer than ``patience_s``."""
+        """Wait until the store has all events added so far. Returns False if it does not within ``patience_s`` seconds."""
         if not self._enabled:
             return True
         with self._changed:
@@ -131,8 +133,8 @@ class Journal:
                 self._is_awaited = False
 
     def close(self) -> None:
-        """Store all events, or leave events that cannot be stored in local files and print where. No event may be added
-        afterwards."""
+        """Store all events. Events that cannot be stored are written to local files, and their folder is printed. No event may
+        be added afterwards."""
         if not self._enabled or self._closing:
             return
         is_whole = self.flush(_CLOSE_S)
@@ -161,7 +163,7 @@ class Journal:
         self._spool.relieve(self._waiting)
 
     def _write_here(self) -> None:
-        """Write the open segment in the caller's thread. After a failure the journal's thread takes over."""
+        """Write the open segment (newest journal file) in this thread. If that fails, the journal's own thread retries."""
         try:
             self._segments.store(self._open, self._segments.wanted(self._open))
         except OSError as error:
@@ -169,8 +171,8 @@ class Journal:
             self._want(_FIRST_PAUSE_S)
 
     def _want(self, after_s: float) -> None:
-        """Have the thread write all unsent segments (journal files) to the store within ``after_s``. After a failed write, the
-        time of the next retry is kept."""
+        """Wake the thread, so that it writes all unsent segments (journal files) within ``after_s`` seconds. If the last write
+        failed, the planned time of its retry does not change."""
         if not self._problem or self._puts_at_s == _NEVER:
             self._puts_at_s = min(self._puts_at_s, time.monotonic() + after_s)
         self._start()
@@ -199,7 +201,7 @@ class Journal:
                     self._took(segment)
 
     def _next(self) -> Segment | None:
-        """Wait until the time of the next write. Return the oldest segment (journal file) that is not fully stored; None if the
+        """Wait until the next write is due. Return the oldest segment (journal file) that is not fully stored, or None if the
         journal is being closed."""
         with self._changed:
             while not self._closing:
@@ -207,7 +209,7 @@ class Journal:
                 if left_s > 0:
                     self._changed.wait(left_s if self._puts_at_s < _NEVER else None)
                     continue
-                self._puts_at_s = _NEVER  # an event that arrives during the write sets a new time
+                self._puts_at_s = _NEVER  # no write is planned until an event arrives, even during this write
                 for segment in self._waiting:
                     if not segment.is_stored:
                         return segment
@@ -218,7 +220,7 @@ class Journal:
             self._waiting.remove(segment)
             self._spool.release(segment)
         left = [one for one in self._waiting if not one.is_stored]
-        # on an object store, unsent events of the open segment are normal: they wait for the next upload
+        # on an object store, unsent events in the open (newest) segment are no failure: they wait for the next upload
         is_behind = bool(left) and (self._folder.is_local or left[0] is not self._open)
         if is_behind or (left and self._is_awaited):
             self._puts_at_s = 0.0
@@ -240,7 +242,7 @@ class Journal:
         self._problem, self._is_full = str(error) or type(error).__name__, is_full(error)
 
     def _leave_behind(self) -> None:
-        """Write the events that the store did not accept to local files, which a person can copy to the store later."""
+        """Write the events that the store did not accept to local files. A person can copy these files to the store later."""
         left = [segment for segment in self._waiting if not segment.is_stored]
         lines = sum(segment.num_lines for segment in left)
         try:
@@ -259,30 +261,30 @@ class Journal:
         text = redacted(text)
         _log.warning("%s", text)
         if self._say is not None:
-            with contextlib.suppress(Exception):  # printing may fail; the journal's thread must go on
+            with contextlib.suppress(Exception):  # if printing fails, the journal's thread must not die
                 self._say(text)
 
 
 def _line(event: Event) -> bytes:
-    """Return an event as a line of the journal. Passwords are redacted, because ``reason`` fields quote error messages with
-    URLs."""
+    """Return an event as a line of the journal. Passwords are redacted, because a ``reason`` may quote an error with a URL that
+    contains one."""
     values = {key: redacted(value) if isinstance(value, str) else value for key, value in record(event).items()}
-    # "replace": a path that is not UTF-8 contains a lone surrogate, which cannot be encoded
+    # "replace": an event may contain a path that is not UTF-8. Its lone surrogates cannot be encoded, and would raise here
     return to_json({"format": FORMAT, **values}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def read_journal(run: Folder) -> list[Event]:
     """Return every event of a run, in the order of writing.
 
-    A last line that a kill cut short is skipped. Damaged lines, lines of another format, and segments (journal files) that
-    cannot be read are skipped with a warning. Events of unknown kinds are skipped, too; ``Timeline.unknown`` counts them.
-    Raises OSError if the store cannot be reached.
+    A last line that is incomplete because its driver was killed is skipped. Damaged lines, lines with another format number,
+    and segments (journal files) that cannot be read are skipped with a warning. Events of a kind that only another version has
+    are skipped, too; ``Timeline.unknown`` counts them. Raises OSError if the store cannot be reached.
     """
     return list(stream_journal(run))
 
 
 def stream_journal(run: Folder) -> Iterator[Event]:
-    """Yield the events of ``read_journal`` one by one, because a long run has millions of events."""
+    """Yield the events of ``read_journal`` one by one. Use it for long runs: a list of millions of events needs much memory."""
     return _events(run / "journal")
 
 
@@ -294,7 +296,7 @@ def _events(folder: Folder) -> Iterator[Event]:
     for term, number in listed(folder):
         name = name_of(term, number)
         lines = read_segment(folder, name).split(b"\n")
-        # drop the part after the last newline: it is empty, or a line that the writer could not finish
+        # drop the part after the last newline: empty, or an incomplete line (its driver was killed, or is still writing)
         yield from (one for _, one in parse_lines(folder.where(name), enumerate(lines[:-1], 1)))
 
 
@@ -310,12 +312,12 @@ def read_segment(folder: Folder, name: str) -> bytes:
 def parse_lines(
     segment: str, lines: Iterable[tuple[int, bytes]], unknown: collections.Counter[str] | None = None
 ) -> Iterator[tuple[int, Event]]:
-    """Yield (line number, event) of each line that holds an event. Events of unknown kinds are skipped. Damaged lines are
-    skipped with a warning.
+    """Yield (line number, event) of each line that holds an event. Events of a kind that this version lacks are skipped.
+    Damaged lines are skipped with a warning.
 
     Args:
         segment: path of the segment, for the log.
-        lines: (line number in the segment, from 1; text of the line) of each line.
+        lines: (line number in the segment, from 1; the line's text) of each line to parse.
         unknown: kind of event -> count; increased by the number of skipped events of each unknown kind.
     """
     damaged = 0
@@ -348,11 +350,11 @@ def _warn(segment: str, skipped: str, line: int, error: Exception) -> None:
 
 
 def last_steps(events: Iterable[Event]) -> list[StepDone]:
-    """Return one event for each step that the run's current model was trained on, in order. A restart from an earlier step
-    discards the steps trained after that step. If a step was then trained more than once, its last execution is returned."""
+    """Return one event for each step that the run's current model was trained on, in order of steps. If a worker group started
+    again from step s, earlier events of steps after s are dropped. Of several events of a step, the last one is returned."""
     steps: dict[int, StepDone] = {}
     later_start = math.inf
-    """The lowest step at which a worker group started after the event."""
+    """The lowest step from which a worker group started after the event ``one``."""
     for one in reversed(list(events)):
         if isinstance(one, Started):
             later_start = min(later_start, one.step)
@@ -363,7 +365,7 @@ def last_steps(events: Iterable[Event]) -> list[StepDone]:
 
 def frame(events: Iterable[Event]) -> DataFrame:
     """Return the steps of ``last_steps`` as a pandas DataFrame, indexed by step."""
-    import pandas as pd  # imported here, because training does not need it
+    import pandas as pd  # imported here, so that training does not load pandas
 
     steps = [{**(row := dataclasses.asdict(one)), **row.pop("extra")} for one in last_steps(events)]
     return pd.DataFrame(steps).set_index("step") if steps else pd.DataFrame()

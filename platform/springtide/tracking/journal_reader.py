@@ -1,4 +1,5 @@
-"""Reads a journal while it is written. Each read fetches only the new bytes, and parses only complete lines."""
+"""Read a journal (file of a run's events) while the run writes it. Each read fetches only new bytes, and parses only complete
+lines."""
 
 from __future__ import annotations
 
@@ -17,22 +18,21 @@ from springtide.tracking.segments import listed, name_of
 from springtide.tracking.timeline import StepColumns, Timeline, columns_of, joined, parse_steps
 
 _GROWING_TERMS = 8
-"""Number of newest drivers of the run whose last journal file is read again: an older driver may still store events that the
-store had refused."""
+"""How many of the run's newest drivers can still add to their last journal file, which is therefore read again. A driver that
+was replaced may still store events that the store had refused before."""
 _PART_BYTES = 64 * 2**20
-"""Most new bytes of a segment (journal file) that one read fetches."""
+"""Most bytes of a segment (journal file) that one call of ``read`` fetches, except the first, which fetches the whole file."""
 _THREADS = min(8, os.cpu_count() or 1)
 _STEP = b'"kind": "step"'
-"""Every journal line of a step contains this text, as a run writes it. Text within other lines cannot contain it, because
-quotes are escaped there."""
+"""Text in the journal line of every step, and in no other line: quotes inside a value would be escaped with a backslash."""
 
 
 @dataclasses.dataclass
 class _Part:
-    """The part of a segment (journal file) that was read so far."""
+    """What was read so far of one segment (journal file)."""
 
     size_bytes: int = 0
-    """Bytes of the file that were read: complete lines only."""
+    """Number of bytes read, from the file's start to the end of the last complete line."""
     num_lines: int = 0
     steps: StepColumns = dataclasses.field(default_factory=lambda: columns_of([]))
     placed: list[tuple[int, Event]] = dataclasses.field(default_factory=list)
@@ -59,22 +59,22 @@ class JournalReader:
         self._parts: dict[tuple[int, int], _Part] = {}
         self._closed: set[tuple[int, int]] = set()
         self._fresh: list[_Part] = []
-        """The steps and events that the last read added, for each segment (journal file) that has grown."""
+        """What the last read added, for each segment (journal file) that has grown."""
         self._told: dict[tuple[int, int], _Told] = {}
         """How much of each segment (journal file) ``new`` has returned so far. Only a successful read changes these counts."""
 
     def read(self) -> bool:
-        """Read the new part of the journal; return True if there is any. Raises OSError if the store cannot be reached. Nothing
-        is lost by an error: after the next successful read, ``new`` has everything since the last successful one."""
+        """Read the new part of the journal. Return True if anything was added. Raises OSError if the store cannot be reached.
+        An error loses nothing: after the next successful read, ``new`` has all additions since the last successful read."""
         there = listed(self._folder)
-        last = dict(there)  # term -> its last segment number, as ``there`` is sorted
+        last = dict(there)  # driver (term) -> number of its last segment, because ``there`` is sorted
         growing = set(sorted(last)[-_GROWING_TERMS:])
         wanted = [one for one in there if one not in self._closed]
         with ThreadPoolExecutor(_THREADS) as threads:
             list(threads.map(self._take, wanted))
         self._closed |= {(term, number) for term, number in wanted if number != last[term] or term not in growing}
         self._fresh = []
-        for one, part in sorted(self._parts.items()):  # all segments: an earlier read that failed may have read some
+        for one, part in sorted(self._parts.items()):  # all segments: a failed read may have added to other ones
             before = self._told.get(one, _Told(0, 0, 0))
             self._told[one] = now = _Told(part.size_bytes, len(part.steps), len(part.placed))
             if now != before:
@@ -84,7 +84,7 @@ class JournalReader:
 
     @property
     def new(self) -> Timeline:
-        """The steps and events that the last read added."""
+        """The steps and events that the last call of ``read`` added."""
         return _timeline(self._fresh)
 
     @functools.cached_property
@@ -93,10 +93,10 @@ class JournalReader:
         return _timeline([part for _, part in sorted(self._parts.items())])
 
     def _take(self, segment: tuple[int, int]) -> None:
-        """Read the new complete lines of one segment (journal file). Runs in a thread."""
+        """Read the new complete lines of one segment (journal file). Called in a thread of a pool."""
         name, part = name_of(*segment), self._parts.setdefault(segment, _Part())
         data = self._new_bytes(name, part)
-        whole = data.rfind(b"\n") + 1  # the rest is an incomplete line, still being written
+        whole = data.rfind(b"\n") + 1  # the bytes after it are an incomplete line, which the driver is still writing
         if not whole:
             return
         lines = data[:whole].split(b"\n")[:-1]
@@ -117,7 +117,7 @@ class JournalReader:
                 return b""
             end = min(size, part.size_bytes + _PART_BYTES)
             return bytes(self._folder.read_range(name, part.size_bytes, end))
-        except FileNotFoundError:  # the file was removed meanwhile: keep what was read
+        except FileNotFoundError:  # the file was removed after it was listed: keep what was read before
             return b""
 
 
@@ -136,7 +136,7 @@ def _parsed(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns,
 
     Args:
         segment: path of the segment, for the log.
-        before: number of lines of the segment that were read before.
+        before: number of lines of the segment that earlier calls have parsed.
         lines: text of each line, without its newline.
     """
     steps, others, steps_before = list[bytes](), dict[int, bytes](), dict[int, int]()
@@ -151,7 +151,7 @@ def _parsed(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns,
         placed = [(steps_before[at], event) for at, event in parse_lines(segment, others.items(), unknown)]
         if not any(isinstance(event, StepDone) for _, event in placed):
             return columns, placed, unknown
-    # the fast path failed, because some step's line differs from what a run writes: parse every line as an event
+    # some step's line differs from what a run writes, so the fast parser refused all steps: parse each line on its own
     values, placed = list[StepDone](), list[tuple[int, Event]]()
     unknown = Counter[str]()
     for _, event in parse_lines(segment, enumerate(lines, before + 1), unknown):

@@ -1,16 +1,16 @@
-"""Where the time of a run went, from its journal.
+"""The ledger: how the time, money and energy of a run were spent, computed from the events in its journal.
 
-Each worker-second that the run occupied is counted under one kind of time, so the kinds sum to all occupied (held) time:
+Each second that a worker belongs to the run (a worker-second) counts under one kind of time. So the kinds sum to all time held:
 
 productive        new steps                        recomputed        steps that were trained before
 data_stall        waiting for batches              checkpoint_stall  waiting for saves
 evaluation        on held-out rows                 start_up          until the first worker group trains
-resize            from one group to the next       waiting           for capacity, without a worker group
+resize            from one group to the next       waiting           for nodes, without a worker group
 other             a profile, a sample, a comparison of ranks
 
-The time between two worker groups counts for the workers of the next group. The time until a failure is detected counts for the
-workers of the failed group, because a hung group still occupies them. The energy of a step has the kind of the step. Energy
-used between two steps is split among the kinds of that time, in proportion to their times.
+The time between two worker groups is multiplied by the number of workers of the next group. The time until a failure is
+detected counts for the workers of the failed group, because a hung group still occupies them. The energy of a step has the kind
+of the step. Energy used between two steps is split among the kinds of time between them, in proportion to their seconds.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ KINDS = (
     "other",
 )
 _NOT_HELD = "paused"
-"""Phase of a paused run, which costs nothing: the run occupies no workers."""
+"""State in which a paused run waits. This time is not counted and costs nothing, because the run holds no workers."""
 SPOT = ("spot", "preemptible")
-"""Market labels of nodes that may be preempted."""
+"""Values of Ray's market label for nodes that may be preempted; their workers cost the spot price."""
 _KWH_J = 3.6e6
 """Joules in a kilowatt-hour."""
 
@@ -61,7 +61,7 @@ class Restart:
     """The change from one worker group to the next."""
 
     time_s: float
-    """Time at which the next group was ready, seconds since 1970."""
+    """Time at which the next group was set up and about to train, in seconds since 1970."""
     cause: str
     workers_before: int
     workers_after: int
@@ -74,27 +74,27 @@ class Restart:
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """Time and costs of a whole run."""
+    """The ledger of a run: its time, costs and energy by kind of time, such as ``productive``."""
 
     held: float
-    """Wall time x workers [worker-seconds]; time without a worker group counts for the workers of the next group."""
+    """All time for which the run held workers [worker-seconds]. Time between two groups counts for the next group's workers."""
     spent: dict[str, float]
-    """Kind -> time [worker-seconds]."""
+    """Kind of time -> time spent [worker-seconds]; the values sum to ``held``."""
     restarts: list[Restart]
     stragglers: list[Straggling] = dataclasses.field(default_factory=list)
-    """The reports of ranks that delayed the others."""
+    """Events that report a straggler, a rank whose slow device delayed all ranks."""
     dollars: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Kind -> price of the time in ``spent`` [dollars]."""
+    """Kind of time -> price of the workers in that time [dollars]."""
     market_dollars: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Market (``spot``; ``other`` for on-demand nodes and nodes without a label) -> price of the time held there [dollars]."""
+    """Market -> price of the workers there [dollars]. ``spot``: nodes that may be preempted; ``other``: all other nodes."""
     tokens: int = 0
     """Tokens that the run has trained on [tokens]."""
     energy_kwh: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Kind -> energy that the workers measured [kWh]."""
+    """Kind of time -> energy that the workers measured in that time [kWh]."""
     energy_counted: float = 0.0
-    """Time in which energy was measured [worker-seconds]. Not measured: start-up, and the time after a group's last step."""
+    """Time in which energy was measured [worker-seconds]. Without start-up, and the time after a worker group's last step."""
     energy_sources: list[str] = dataclasses.field(default_factory=list)
-    """The ways in which the worker groups measured energy, as text, each once."""
+    """Each way in which worker groups measured energy (``Started.energy_source``), as text."""
 
     @property
     def goodput(self) -> float:
@@ -103,12 +103,12 @@ class Ledger:
 
     @property
     def total_dollars(self) -> float:
-        """Price of all time for which workers were occupied [dollars]."""
+        """Price of all time for which the run held workers [dollars]."""
         return sum(self.dollars.values())
 
     @property
     def total_kwh(self) -> float:
-        """Measured energy of all kinds together [kWh]."""
+        """Energy measured in all kinds of time together [kWh]."""
         return sum(self.energy_kwh.values())
 
     @property
@@ -127,8 +127,8 @@ class Ledger:
 
 
 def costs(steps: Iterable[StepDone]) -> dict[str, float]:
-    """Return ``step_worker_s``, the median cost of a step [worker-seconds], and ``memory_bytes``, the peak memory of a
-    worker's device [bytes]; NaN without steps."""
+    """Return two figures of ``steps``: ``step_worker_s``, the median of time x workers of a step [worker-seconds], and
+    ``memory_bytes``, the highest peak memory of a device [bytes]. Both are NaN without steps."""
     known = list(steps)
     if not known:
         return {"step_worker_s": math.nan, "memory_bytes": math.nan}
@@ -137,19 +137,19 @@ def costs(steps: Iterable[StepDone]) -> dict[str, float]:
 
 
 class Prices(NamedTuple):
-    """Prices of a worker [dollars/hour]."""
+    """Prices of one worker [dollars/hour], on spot nodes and on all other nodes."""
 
     other: float = 0.0
     spot: float = 0.0
 
     @classmethod
     def set_in(cls, track: TrackConfig) -> Prices:
-        """Return the prices in the ``track`` section of a config."""
+        """Return the prices that the ``track`` section of a config sets."""
         return cls(track.price, track.spot_price)
 
     def of(self, event: Started) -> Prices:
-        """Return the price of all workers of a group [dollars/s], by market (spot or other). ``event``: the start of the
-        group."""
+        """Return the price of all workers of a group [dollars/s], separately for spot nodes and all other nodes. ``event``: the
+        start of the group."""
         spot = sum(market in SPOT for market in event.markets)
         workers = len(event.markets) or event.world_size
         return Prices((workers - spot) * self.other / 3600, spot * self.spot / 3600)
@@ -159,7 +159,7 @@ _FREE = Prices()
 
 
 class _EnergyBuilder:
-    """Sums up the measured energy [J] by the ledger's kinds of time."""
+    """Sums up the measured energy [J] under each kind of time, such as ``productive``."""
 
     def __init__(self) -> None:
         self.joules = dict.fromkeys(KINDS, 0.0)
@@ -167,7 +167,7 @@ class _EnergyBuilder:
         """Time in which energy was measured [worker-seconds]."""
         self.sources: list[str] = []
         self._between: dict[str, float] = {}
-        """Kind of time -> its time since the last step [s]."""
+        """Kind of time -> seconds of this kind since the last step."""
         self._since_s = 0.0
 
     def start(self, event: Started) -> None:
@@ -181,12 +181,12 @@ class _EnergyBuilder:
         self._between[kind] = self._between.get(kind, 0.0) + seconds
 
     def step(self, event: StepDone, kind: str) -> None:
-        """Add the energy that a step reports: the energy of the step itself to ``kind``, and the energy used since the last
-        step to the kinds of that time."""
+        """Add the energy that a step reports. The energy of the step itself counts under ``kind``. Energy used since the
+        previous step is split among the kinds of time in between, in proportion to their seconds."""
         between, self._between = self._between, {}
-        between.pop(kind, None)  # not between steps: the step itself
+        between.pop(kind, None)  # this is the time of the step itself, not time between two steps
         passed_s, self._since_s = max(0.0, event.time_s - self._since_s), event.time_s
-        if not (math.isfinite(event.energy_j) and event.energy_j > 0):  # no valid value: the journal is old or damaged
+        if not (math.isfinite(event.energy_j) and event.energy_j > 0):  # not measured, or the journal is damaged
             return
         between_j = min(event.energy_between_j, event.energy_j) if event.energy_between_j > 0 else 0.0
         total_s = sum(between.values())
@@ -197,8 +197,8 @@ class _EnergyBuilder:
 
 
 class LedgerBuilder:
-    """Updates a ledger event by event, in the order of driver (term) and time. It stores restarts and stragglers, but no other
-    events."""
+    """Updates a ledger event by event. Events must be sorted by driver (term) and then time. It stores restarts and stragglers,
+    but no other events."""
 
     def __init__(self, prices: Prices = _FREE) -> None:
         self.spent = dict.fromkeys(KINDS, 0.0)
@@ -220,16 +220,16 @@ class LedgerBuilder:
         self._last: StepDone | None = None
         self._started: tuple[Started, int] | None = None
         self._not_held_s = 0.0
-        """Time of pauses since the last step [s]."""
+        """Time since the last step in which a user's pause held no workers [s]."""
 
     def _begin_term(self, now: float) -> None:
-        """Begin the time of a new driver (lease) at ``now``. The time since the previous driver's last event costs nothing."""
-        self._pending = {}  # no group started after this time: it occupied no workers
+        """Start to count the time of a new driver at ``now``. Time since the previous driver's last event is not counted."""
+        self._pending = {}  # drop time that waits for a next worker group: the previous driver started none
         self._now, self._phase, self._workers = now, "start_up", 0
         self._cause = "the driver was started again" if self._last else ""
 
     def add(self, event: Event) -> None:
-        """Add one event. An event that is older than the one added before adds no time."""
+        """Add one event. If its time is before the time of the previous event, it adds no time."""
         if event.term > self._term:
             self._term = event.term
             self._begin_term(event.time_s)
@@ -296,7 +296,8 @@ class LedgerBuilder:
                 self._phase = "resize" if self._last else "start_up"
 
     def _hold(self, until_s: float) -> None:
-        """Count the time until a failure was detected for the workers of the failed group: a hung group still occupies them."""
+        """Count the time up to ``until_s``, when a failure was detected, for the workers of the failed group: a hung group
+        still occupies them."""
         passed_s = max(0.0, until_s - self._now)
         self._now += passed_s
         self._spend("resize", passed_s)
@@ -305,10 +306,10 @@ class LedgerBuilder:
         self._workers, self._phase, self._cause = 0, "resize", cause
 
     def _stand(self, event: Started) -> None:
-        if self._workers:  # the event that ended the last group is late or lost
+        if self._workers:  # no event reported the end of the last group: it was lost, or comes later
             self._leave(self._cause or "unknown")
         self._workers, self._dollars_per_s = event.world_size, self._prices.of(event)
-        self._phase = "resize" if self._last else "start_up"  # a pause or a wait for capacity ends
+        self._phase = "resize" if self._last else "start_up"  # if the run was paused or waited for nodes, that is over
         self._started = (event, self._last.world_size if self._last else 0)
         self._close()
         self.energy.start(event)
@@ -347,7 +348,7 @@ class LedgerBuilder:
             self._pending[kind] = self._pending.get(kind, 0.0) + seconds
 
     def _close(self) -> None:
-        """Count the time without a worker group for the workers of the group that has now started."""
+        """Count the time without any worker group. It is multiplied by the workers of the group that has now started."""
         for kind, seconds in self._pending.items():
             self._charge(kind, seconds)
         self._pending = {}
@@ -361,14 +362,14 @@ class LedgerBuilder:
 
 
 def ledger(events: Iterable[Event], prices: Prices = _FREE) -> Ledger:
-    """Return the ledger of a run's events.
+    """Return the ledger of a run: its time, costs and energy by kind of time.
 
     Args:
         events: all events of the run, in any order.
-        prices: prices of a worker; by default every cost is 0.
+        prices: prices of a worker; without them every cost is 0.
 
     Returns:
-        The time and the cost of each kind, and every restart.
+        The time and the cost of each kind of time, and every restart.
 
     Examples:
         >>> from springtide.tracking.ledger import Prices, ledger

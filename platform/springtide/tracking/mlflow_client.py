@@ -1,5 +1,5 @@
-"""Requests to MLflow: valid names and size limits, the note (file) in a run's folder with the id of its MLflow run, and data
-that is sent once (the best trial of a sweep, scores of a checkpoint, an exported model). ``mlflow_sink`` sends the events of a
+"""Requests to MLflow: valid names, size limits, and data that is sent once (the best trial of a sweep, scores of a checkpoint,
+an exported model). The note is a file in a run's folder with the id of its MLflow run. ``mlflow_sink`` sends the events of a
 run."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]", re.ASCII)
 _MODEL_NAME = re.compile(r"[\w\-. ]{1,200}", re.ASCII)
 
 Settings = Mapping[str, Any]
-"""Dotted name of every setting -> its value. Passwords are left out, because other people can read the MLflow server."""
+"""Dotted name of every setting -> its value, without passwords, because other users can read the MLflow server."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class _RunNote(BaseModel):
     run_id: Annotated[str, Field(min_length=1, max_length=200)]
     experiment_id: str
     folder: str = ""
-    """Digest (``mark_of``) of the folder that this note was written for. It shows whether the folder was moved or copied
-    since."""
+    """Digest (``mark_of``) of the URL of the folder for which this note was written. It differs from the digest of the note's
+    present folder if the folder was moved or copied."""
 
 
 RUN_NOTE = TypeAdapter(_RunNote)
@@ -67,33 +67,35 @@ def metric_name(name: str) -> str:
 
 
 def read_run_note(folder: Folder) -> str:
-    """Return the id of the MLflow run that ``folder`` reports to, from its note; empty without a note. Raises DamagedFile."""
+    """Return the id of the MLflow run that ``folder`` reports to. It is read from the note (``mlflow.json``) in the folder;
+    empty if there is no note. Raises DamagedFile."""
     return folder.read_as(RUN_FILE, RUN_NOTE).run_id if folder.exists(RUN_FILE) else ""
 
 
 def write_run_note(folder: Folder, run_id: str, experiment_id: str) -> None:
-    """Write a note into ``folder`` with the MLflow run that the folder reports to."""
+    """Write a note (``mlflow.json``) into ``folder`` with the id of the MLflow run that the folder reports to."""
     folder.write_json(RUN_FILE, {"run_id": run_id, "experiment_id": experiment_id, "folder": mark_of(folder)})
 
 
 def pass_run_on(before: Folder, folder: Folder) -> None:
-    """Have ``folder`` report to the MLflow run that the folder ``before`` reports to, if there is one."""
+    """Let ``folder`` report to the same MLflow run as the folder ``before``, if ``before`` has a note with an MLflow run."""
     if before.exists(RUN_FILE):
         note = before.read_as(RUN_FILE, RUN_NOTE)
         write_run_note(folder, note.run_id, note.experiment_id)
 
 
 def default_uri(root: Folder) -> str:
-    """Return the URI of a sqlite file next to the runs, or in the working directory if the runs are in an object store."""
+    """Return the URI of an sqlite file: in ``root``, the folder of the runs; in the working directory if ``root`` is in an
+    object store."""
     return f"sqlite:///{root.where('mlflow.db')}" if root.is_local else "sqlite:///mlflow.db"
 
 
 def client_of(uri: str) -> Any:
-    """Return an MLflow client for the server at ``uri``. Importing MLflow takes seconds."""
+    """Return an MLflow client for the server at ``uri``. The first call takes seconds, because it imports MLflow."""
     from mlflow import MlflowClient
 
-    logging.getLogger("mlflow").setLevel(logging.WARNING)  # at level INFO, MLflow logs every table it creates
-    for name in ("mlflow.store", "mlflow.system_metrics"):  # they log every retry; we log a failure once
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # INFO would log every database table that MLflow creates
+    for name in ("mlflow.store", "mlflow.system_metrics"):  # these log every retry; our own code logs a failure once
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return MlflowClient(tracking_uri=uri)
 
@@ -139,8 +141,8 @@ def tag_text(value: object) -> str:
 
 
 def mark_of(folder: Folder) -> str:
-    """Return a digest of a folder's URL, to search for the folder's MLflow run. The URL itself will not do: MLflow's search
-    filters cannot escape a quote in it."""
+    """Return a digest of a folder's URL, by which MLflow's search finds the folder's MLflow run. The URL itself may contain a
+    quote, which MLflow's search filters cannot escape."""
     return digest_of_url(folder.url)
 
 
@@ -154,7 +156,7 @@ class SweepSink:
     without an MLflow run."""
 
     def __init__(self, settings: Settings, folder: Folder, uri: str) -> None:
-        """Find or create the sweep's MLflow run; ``id`` is empty if that failed."""
+        """Find or create the sweep's MLflow run. If that fails, ``id`` is empty and the sweep is not reported to MLflow."""
         self.id, self._uri = "", uri
         try:
             client, run_id = client_of(uri), read_run_note(folder)
@@ -165,10 +167,12 @@ class SweepSink:
             self.id = run_id
             client.update_run(run_id, status="RUNNING")
         except Exception as error:  # no error of a server or its client may stop the sweep
-            _log.warning("%s; the sweep continues without it", redacted(f"MLflow at {uri} cannot be reached ({error})"))
+            _log.warning(
+                "%s; the sweep continues without MLflow", redacted(f"MLflow at {uri} cannot be reached ({error})")
+            )
 
     def end(self, best: dict[str, Any], figures: dict[str, float]) -> None:
-        """Record the best trial's point (values of the searched settings) and the sweep's figures."""
+        """Send the best trial's values of the searched settings and the sweep's figures, and mark the MLflow run finished."""
         if not self.id:
             return
         try:
@@ -181,7 +185,7 @@ class SweepSink:
 
 
 def check_registry(uri: str, name: str) -> None:
-    """Raise ConfigError if no model can be registered as ``name`` at the MLflow server of ``uri``; nothing is written."""
+    """Raise ConfigError if a model cannot be registered as ``name`` at the MLflow server of ``uri``. Registers nothing."""
     if not _MODEL_NAME.fullmatch(name) or name != name.strip():
         limit = "must be 1 to 200 letters, digits, '_', '-', '.' or spaces between them"
         raise ConfigError(explain("register", name, limit, "give another name"))
@@ -198,8 +202,8 @@ def check_registry(uri: str, name: str) -> None:
 def register_export(
     uri: str, name: str, run: Folder, export: str, settings: Settings, facts: Mapping[str, object]
 ) -> str:
-    """Register an export as the next version of a model in MLflow's registry. MLflow gets no copy of the weights, only the
-    export's URL, the signature and the facts.
+    """Register an exported model as the next version of a model in MLflow's registry. MLflow gets no copy of the weights, only
+    the export's URL, the model's signature (types of input and output) and the facts.
 
     Args:
         uri: URI of the MLflow server.
@@ -210,7 +214,7 @@ def register_export(
         facts: facts about the model version, such as ``checkpoint``; each becomes a tag ``springtide.<name>``.
 
     Returns:
-        The number of the version.
+        The number of the new model version.
 
     Raises:
         CommandFailed: the model could not be registered. The export itself is complete.
@@ -235,11 +239,12 @@ def register_export(
         return str(made.version)
     except Exception as error:
         problem = f"MLflow at {uri} did not register it as {name} ({error}); the export {export} is complete"
-        raise CommandFailed(redacted(f"{problem}: give the same command again when the server can")) from None
+        raise CommandFailed(redacted(f"{problem}: repeat the command when the server can register it")) from None
 
 
 def _model_file(model: Any, run_id: str | None, where: str) -> Any:
-    """Return the file from which MLflow reads a model's signature: token ids in, the logits of each next token out."""
+    """Return MLflow's description file of the model. Its signature: token ids in, logits of the next token at each position
+    out."""
     import numpy
     from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema, TensorSpec

@@ -48,30 +48,30 @@ from springtide.tracking.mlflow_client import (
 _STEP_MARK, _EVAL_MARK = "springtide.step_sent", "springtide.eval_sent"
 _RUN, _FOLDER_MARK = "springtide.run", "springtide.folder_digest"
 _NAMES, _PRESENT = "springtide.metric_names", "by group and source"
-"""Tag that records how the metrics of an MLflow run are named, and the tag's value if they are named as in
+"""A tag of an MLflow run that records how its metrics are named, and the tag's value in a new MLflow run: names as in
 ``events.metrics``."""
 _NAMING: dict[str, Callable[[str], str]] = {
     _PRESENT: metric_name,
     "grouped": lambda name: valid_name(grouped_name(name)),
 }
-"""Value of the tag ``_NAMES`` -> function from the name of an event's figure to the name of its MLflow metric. In an MLflow run
-without the tag, both names are the same."""
+"""Value of the tag ``_NAMES`` -> function from the name of a figure (such as ``loss``) to the name of its MLflow metric. In an
+old MLflow run without the tag, figures keep their names, and ``valid_name`` only replaces characters that MLflow refuses."""
 _CHECKPOINT, _NODE = "springtide.newest_checkpoint", "springtide.system_metrics_node"
 _NOTE = "mlflow.note.content"
 """The tag that MLflow shows as the description of a run, in Markdown."""
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _RETRY_S = 5.0
-"""Pause before the next request to a tracking server that failed [s]."""
+"""Pause before the next request to an MLflow server after a failed request [s]."""
 _MOST_UNSENT = 20_000
-"""Most events in the queue, about 20 MB."""
+"""Most events that wait in the queue for the MLflow server, about 20 MB."""
 _AT_ONCE = 1000
-"""Most events that are taken from the queue at once."""
+"""Most events that the thread takes from the queue for one round of requests."""
 _METRICS, _TAGS = 750, 80
-"""Most metrics and tags per request, not counting the metrics of one more event and the tags that record the last step sent.
-MLflow accepts 1000 and 100."""
+"""Events are added to a request until it has more than 750 metrics. At most 80 tags are sent with it, plus the tags that record
+the last step sent. Both stay below MLflow's limits of 1000 metrics and 100 tags per request."""
 _PARAM_LENGTH, _DIGEST_LENGTH = 500, 36
 _FULL = "database or disk is full"
-"""Error text of sqlite for a full disk, for which retries at the end of a run are useless."""
+"""Error text of sqlite for a full disk. At the end of a run it is not retried, because waiting frees no space."""
 _MARKDOWN = re.compile(r"[\\`|<>\r\n]")
 
 _log = logging.getLogger(__name__)
@@ -90,7 +90,8 @@ class TrackedDataset(NamedTuple):
 
 
 class MlflowSink:
-    """An event listener that sends to MLflow. It is a context manager: on exit it waits up to ``grace_s`` for unsent events."""
+    """An event listener that sends events to MLflow. Use it in a ``with`` block: on exit it waits up to ``grace_s`` seconds
+    until all events are sent."""
 
     def __init__(
         self,
@@ -102,25 +103,27 @@ class MlflowSink:
         grace_s: float = 15.0,
         datasets: Sequence[TrackedDataset] = (),
     ) -> None:
-        """``earlier``: function that reads the run's journal, because MLflow may lack events from before a restart. ``tags``:
-        tags of the MLflow run, which link data, code and checkpoints. ``datasets``: listed in MLflow as the run's inputs."""
+        """``earlier``: function that returns the events in the run's journal, because MLflow may lack events from before a
+        restart. ``tags``: tags of the MLflow run, which link data, code and checkpoints. ``datasets``: listed in MLflow as the
+        run's inputs."""
         self._settings, self._folder, self._uri, self._tags, self._grace_s = settings, run, uri, tags, grace_s
         self._earlier, self._datasets = earlier, datasets
         self._queue: collections.deque[Event] = collections.deque(maxlen=_MOST_UNSENT)
         self._changed, self._leaving, self._give_up_s = threading.Condition(), threading.Event(), math.inf
         self._trains = False
-        """True after the first step. Importing MLflow takes seconds of a CPU core, so the thread waits for the first step."""
+        """True after the first step. The thread waits for it, because the import of MLflow uses a CPU core for seconds."""
         self.num_dropped = 0
-        """Number of events that the full queue dropped; the journal has them."""
+        """Number of events that the full queue dropped. They are read from the journal later."""
         self._num_recovered = -1
-        """Value of ``num_dropped`` when events were last recovered from the journal; -1 before the first time."""
+        """``num_dropped`` when events were last read again from the journal; -1 before that. If ``num_dropped`` differs, events
+        were dropped since, and the journal must be read again."""
         self._client: Any = None
         self._run_id = ""
         self._marks = {_STEP_MARK: 0, _EVAL_MARK: -1}
         self._known: dict[str, str] = {}
-        """The tags that the MLflow run has on the server."""
+        """Name -> value of the tags that the MLflow run has on the server."""
         self._names: Callable[[str], str] = valid_name
-        """Function from the name of a figure to the name of its MLflow metric."""
+        """Function from the name of a figure (such as ``loss``) to the name of its MLflow metric."""
         self._monitor: Any = None
         """MLflow's monitor of CPU, memory, disk, network and GPUs of the driver's node."""
         self._last: Event | None = None
@@ -138,7 +141,7 @@ class MlflowSink:
             self._leaving.set()
             self._changed.notify()
         self._thread.join(self._grace_s)
-        if not self._delivered:  # unsent events: the thread still retries, or gave up
+        if not self._delivered:  # events are unsent: the thread still retries, or has given up
             _log.warning(
                 "MLflow at %s did not receive everything; the next --resume sends the rest", redacted(self._uri)
             )
@@ -170,9 +173,9 @@ class MlflowSink:
                     self._delivered = True
                     return
                 self._monitor = self._monitor or _monitor(self._run_id, self._uri)
-            except Exception as error:  # no error of a server or its client may stop training
+            except Exception as error:  # an error of the MLflow server or client must never stop training
                 self._warn("cannot be reached", error, "training continues, metrics are kept")
-                self._end_monitor()  # the monitor dies at a failed request: restart it later
+                self._end_monitor()  # MLflow's monitor stops after a failed request: start a new one later
                 if self._leaving.wait(_RETRY_S):
                     time.sleep(max(0.0, min(_RETRY_S, 1.0, self._give_up_s - time.monotonic())))
                 is_hopeless = self._leaving.is_set() and (is_full(error) or _FULL in str(error))
@@ -190,8 +193,8 @@ class MlflowSink:
             self._monitor = None
 
     def _warn(self, what: str, error: Exception, then: str) -> None:
-        """Log a problem with the server, but only the first time: the same problem returns at every retry, a few seconds
-        later."""
+        """Log a problem with the MLflow server, but only the first one. The same problem returns every few seconds, at each
+        retry."""
         if self._warned:
             return
         self._warned = True
@@ -203,7 +206,7 @@ class MlflowSink:
     def _connect(self) -> None:
         if self._client is not None:
             return
-        client = client_of(self._uri)  # the import takes seconds; training does not wait for it
+        client = client_of(self._uri)  # imports MLflow for seconds, in this thread, so training does not wait
         self._run_id = self._noted(client) or self._create(client)
         found = client.get_run(self._run_id).data
         self._marks = {mark: int(found.tags.get(mark, start)) for mark, start in self._marks.items()}
@@ -215,7 +218,7 @@ class MlflowSink:
         self._client = client
 
     def _log_settings(self, client: Any, known: dict[str, str]) -> None:
-        """Send the settings that the MLflow run lacks (all settings, if the run is new there), and the tags that differ."""
+        """Send the settings that the MLflow run does not have yet, as params, and the tags whose values have changed."""
         params = [one for one in _params(self._settings).items() if one[0] not in known]
         now = self._now(known)
         tags = [(name, value) for name, value in now.items() if self._known.get(name) != value]
@@ -223,26 +226,26 @@ class MlflowSink:
         self._known |= now
 
     def _noted(self, client: Any) -> str:
-        """Return the id of the MLflow run in the folder's note. Empty if there is no note, or if this folder is a copy: then
-        the MLflow run belongs to the original folder."""
+        """Return the id of the MLflow run from the note in the run's folder. Empty if there is no note, or if this folder is a
+        copy of another one that still exists: its MLflow run belongs to the original folder."""
         if not self._folder.exists(RUN_FILE):
             return ""
         note = self._folder.read_as(RUN_FILE, RUN_NOTE)
         if note.folder not in ("", mark_of(self._folder)):
             first = client.get_run(note.run_id).data.tags.get(_RUN, "")
-            # check the folder in the tag: anybody who can write to the server could change it to make us contact a host of
-            # their choice
+            # ``first`` is the original folder's URL, from a tag. Anybody who can write to the MLflow server can change the tag,
+            # and so make us contact a host of their choice. So compare it with the digest in the note before it is read
             is_known = digest_of_url(first) == note.folder or is_named(first, self._folder.url)
-            with contextlib.suppress(SpringtideError, OSError):  # original moved or unreachable
+            with contextlib.suppress(SpringtideError, OSError):  # original moved or out of reach: use its note
                 if is_known and read_run_note(Folder(first)) == note.run_id:
-                    _log.warning("%s is a copy of %s: it gets an MLflow run of its own", self._folder.url, first)
+                    _log.warning("%s is a copy of %s: the copy gets its own MLflow run", self._folder.url, first)
                     return ""
             write_run_note(self._folder, note.run_id, note.experiment_id)
         return note.run_id
 
     def _create(self, client: Any) -> str:
         experiment_id = experiment_of(client, self._settings, self._uri)
-        # an earlier start may have died between creating the MLflow run and writing the note: search for the run by its tag
+        # an earlier start may have ended after it created the MLflow run, before it wrote the note: search the run by its tag
         mark = mark_of(self._folder)
         same = client.search_runs([experiment_id], f"tags.`{_FOLDER_MARK}` = '{mark}'", max_results=1)
         if same:
@@ -256,10 +259,10 @@ class MlflowSink:
         return str(run_id)
 
     def _now(self, params: dict[str, str]) -> dict[str, str]:
-        """Return the tags that the MLflow run should have: its links, and each setting that differs from its MLflow param,
-        since params cannot be changed. ``params``: the params that MLflow has."""
+        """Return the tags that the MLflow run should have: its links, and each setting that has changed since it was sent as a
+        param, because params cannot be changed. ``params``: name -> value of the params that MLflow has."""
         settings = {key: (f"springtide.now.{key}", value) for key, value in _params(self._settings).items()}
-        unmarked = {key: str(value)[:_PARAM_LENGTH] for key, value in self._settings.items()}  # the cut of old versions
+        unmarked = {key: str(value)[:_PARAM_LENGTH] for key, value in self._settings.items()}  # what old versions sent
         changed = [
             one
             for key, one in settings.items()
@@ -269,7 +272,7 @@ class MlflowSink:
         return {valid_name(name): tag_text(value) for name, value in now.items()}
 
     def _send(self, events: Iterable[Event]) -> None:
-        """Send the events that the server does not have yet."""
+        """Send the steps, evaluations and other facts in ``events``. Steps and evaluations that MLflow has are left out."""
         metrics, tags, marks = list[Any](), dict[str, str](), dict(self._marks)
         for event in events:
             self._last = event
@@ -281,7 +284,7 @@ class MlflowSink:
                 figures = _figures(event)
                 if (
                     self._names is _NAMING[_PRESENT] and figures.get("loss_scale") == 1.0
-                ):  # only fp16 training scales the loss
+                ):  # leave out a constant 1.0: only fp16 training scales the loss
                     del figures["loss_scale"]
                 named = {self._names(name): figure for name, figure in figures.items()}
                 metrics += metrics_of(named, event.time_s, event.step)
@@ -292,20 +295,20 @@ class MlflowSink:
             self._log(metrics, marks, tags)
 
     def _note(self, event: Event, tags: dict[str, str]) -> None:
-        """Add to ``tags`` the facts about the whole run in an event: the run's description, its newest checkpoint, rejected
-        checkpoints."""
+        """Add to ``tags`` what an event says about the whole run: the run's description, its newest checkpoint, or a damaged
+        checkpoint that was rejected."""
         if isinstance(event, Rejected):
             tags[valid_name(f"springtide.rejected.{event.name}")] = tag_text(event.reason)
             if tags.get(_CHECKPOINT, self._known.get(_CHECKPOINT, "")).endswith(f"/{event.name}"):
                 tags[_CHECKPOINT] = "none: the newest was rejected"
         elif isinstance(event, Saved):
             tags[_CHECKPOINT] = tag_text((self._folder / "checkpoints" / event.name).url)
-        elif isinstance(event, Started) and _NOTE not in self._known:  # keep the user's own description
+        elif isinstance(event, Started) and _NOTE not in self._known:  # never replace a description that the user wrote
             tags.setdefault(_NOTE, _description(self._settings, self._folder, event))
 
     def _log(self, metrics: list[Any], marks: dict[str, int], tags: dict[str, str]) -> None:
-        """Send metrics and tags in one request. If the server refuses the contents, the metrics are skipped: a retry would not
-        help."""
+        """Send metrics and tags in one request. If the server refuses the values as invalid, log a warning and send only the
+        tags that mark these steps as sent: a retry would be refused again."""
         from mlflow import MlflowException
 
         new = [(name, value) for name, value in tags.items() if self._known.get(name) != value][-_TAGS:]
@@ -323,7 +326,7 @@ class MlflowSink:
 
 
 def _log_datasets(client: Any, run_id: str, datasets: Iterable[TrackedDataset]) -> None:
-    """List the datasets as inputs of an MLflow run. A repeated call is harmless: MLflow does not list a dataset twice."""
+    """List the datasets as inputs of an MLflow run. A restarted run may call this again: MLflow lists a dataset only once."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     inputs = []
@@ -338,7 +341,7 @@ def _log_datasets(client: Any, run_id: str, datasets: Iterable[TrackedDataset]) 
 
 
 def _description(settings: Settings, folder: Folder, started: Started) -> str:
-    """Return the description of a run in Markdown: its size, and the commands that report on it."""
+    """Return the description of a run that MLflow shows, in Markdown: its size, and the commands that report on it."""
     size = f"**{started.num_parameters:,} parameters**" if started.num_parameters else "A model"
     total, least, most = (settings[name] for name in ("train.total", "elastic.min_workers", "elastic.max_workers"))
     here = _MARKDOWN.sub("_", printable(redacted(folder.url)))[:NAME_LENGTH]
@@ -350,8 +353,8 @@ def _description(settings: Settings, folder: Folder, started: Started) -> str:
 
 
 def _figures(event: StepDone | Evaluated) -> dict[str, float]:
-    """Return name -> value of each figure in an event, including figures that only some runs have, such as the loss of each
-    data source."""
+    """Return name -> value of each figure in an event, such as ``loss``. Includes figures that only some runs have, such as the
+    loss of each data source."""
     names = STEP_METRICS if isinstance(event, StepDone) else EVAL_METRICS
     found = {name: getattr(event, name) for name in names if getattr(event, name) is not None}
     if isinstance(event, StepDone):
@@ -364,8 +367,9 @@ def _figures(event: StepDone | Evaluated) -> dict[str, float]:
 
 
 def _monitor(run_id: str, uri: str) -> Any:
-    """Start MLflow's monitor of this node: CPU, memory, disk, network and GPUs, once a minute. None if it cannot start."""
-    with contextlib.suppress(Exception):  # such as a missing psutil; training metrics do not depend on it
+    """Start MLflow's monitor of this node, which sends CPU, memory, disk, network and GPU use once a minute. Return None if it
+    cannot start."""
+    with contextlib.suppress(Exception):  # such as a missing package psutil: training goes on without the monitor
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
         found = SystemMetricsMonitor(run_id, sampling_interval=60, resume_logging=True, tracking_uri=uri)
@@ -379,6 +383,6 @@ def _params(settings: Settings) -> dict[str, str]:
 
 
 def _cut(text: str) -> str:
-    """Cut the value of a setting to the length that MLflow accepts. A value that was cut ends with a remark about that."""
+    """Cut the value of a setting to the length that MLflow accepts. The end of a cut value says that it was cut."""
     mark = f" ... ({len(text):,} characters; whole in config.yaml)"
     return text if len(text) <= _PARAM_LENGTH else text[: _PARAM_LENGTH - len(mark)] + mark

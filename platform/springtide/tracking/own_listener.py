@@ -1,4 +1,4 @@
-"""Run the user's own event listener in a thread of the driver. It may be slow, raise or hang without any effect on training.
+"""Run the user's own event listener in a thread of the driver. It may be slow, raise or hang; training is not affected.
 
 Events wait in a queue of bounded length. A full queue drops its oldest event rather than the newest, so that the listener still
 receives the end of the run. Dropped events are counted and logged. Each event is delivered at most once: a restart of the run
@@ -17,15 +17,16 @@ from typing import Self
 from springtide.events import Event
 
 _MOST_WAITING = 10_000
-"""Most events in the queue, about 10 MB."""
+"""Most events that wait in the queue for the user's listener, about 10 MB."""
 _GRACE_S = 15.0
 _WARN_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
 
 
 class OwnListener:
-    """Calls ``make`` once to get the user's listener, then calls the listener with every event. Both happen in the same thread.
-    It is a context manager: on exit it waits up to ``grace_s`` until all events are delivered."""
+    """Calls the user's function ``make`` once, which returns the user's listener, then calls the listener with every event. All
+    calls are in one thread. Use it in a ``with`` block: on exit it waits up to ``grace_s`` seconds until all events are
+    delivered."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class OwnListener:
         most_waiting: int = _MOST_WAITING,
         grace_s: float = _GRACE_S,
     ) -> None:
-        """``source``: value of ``track.listener``, for log messages."""
+        """``source``: value of the setting ``track.listener``, which log messages quote."""
         self._source, self._make, self._grace_s = source, make, grace_s
         self._waiting: collections.deque[Event] = collections.deque(maxlen=most_waiting)
         self._changed = threading.Condition()
@@ -54,7 +55,7 @@ class OwnListener:
         self._thread.join(self._grace_s)
         with self._changed:
             num_left = len(self._waiting)
-            self._waiting.clear()  # if a hanging call returns later, it gets no more events
+            self._waiting.clear()  # if the listener still hangs in a call, it gets no event after that call
         if self._thread.is_alive() or self._num_dropped or self._num_failed:
             end = f"it has not returned {self._grace_s:g} s after the last event" if self._thread.is_alive() else ""
             counts = f"{self._num_dropped} dropped, {num_left} not told, {self._num_failed} at which it raised"
@@ -63,7 +64,7 @@ class OwnListener:
     def __call__(self, event: Event) -> None:
         """Queue one event; returns at once."""
         with self._changed:
-            if not self._thread.is_alive():  # making the listener failed, which was logged
+            if not self._thread.is_alive():  # ``make`` failed, and that was logged
                 return
             is_full = len(self._waiting) == self._waiting.maxlen
             self._num_dropped += is_full
@@ -92,12 +93,12 @@ class OwnListener:
                 is_failing = False
             except (Exception, SystemExit):
                 self._num_failed += 1
-                if not is_failing:  # log once, until a call succeeds again
+                if not is_failing:  # log the first of several failures in a row
                     _log.warning("track.listener = %r raised; training continues", self._source, exc_info=True)
                 is_failing = True
 
     def _next(self) -> Event | None:
-        """Wait for the oldest event and return it; None when the run has ended and the queue is empty."""
+        """Wait for an event and return the oldest in the queue; None when the run has ended and the queue is empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ends)
             return self._waiting.popleft() if self._waiting else None

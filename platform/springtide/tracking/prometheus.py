@@ -1,8 +1,8 @@
-"""The table of metrics for Prometheus: name, kind, unit and meaning of each metric, and the event that sets it. Pure: no I/O.
+"""The table of metrics for Prometheus: name, kind, unit and meaning of each metric, and the event that sets it. No I/O here.
 
-The driver's listener (``springtide.ray.train.trainer``) is built from the table, and the files in deploy/monitoring/ use only
-its metrics. Names follow Prometheus: base units at the end, ``_total`` for counters. Each metric has the label ``run``; a few
-have one more label, with a fixed set of values.
+A listener in the driver (``springtide.ray.train.driver_listeners``) exports the metrics of this table. The dashboard and the
+alerts in deploy/monitoring/ use only its metrics. Names follow Prometheus: base units at the end, ``_total`` for counters. Each
+metric has the label ``run``; a few have a second label, with a fixed set of values.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from springtide.events import (
 
 PREFIX = "springtide_"
 EXPORTED = f"ray_{PREFIX}"
-"""Prefix of a metric's name as Ray exports it."""
+"""Prefix of each metric's name in Prometheus. Ray exports the metrics, and puts ``ray_`` before our prefix."""
 RUN = "run"
-"""The label that every metric has; its value is the run's name."""
+"""Name of the label that every metric has. Its value is the name of the run."""
 CAUSES = (
     *("lost nodes", "unfit node", "store", "failed workers", "out of memory", "start-up", "hung", "given up"),
     "other",
 )
-"""The allowed values of the metric label ``cause``."""
+"""The allowed values of the metric label ``cause``, which tells why a worker group ended with a failure."""
 
 
 class PrometheusMetric(NamedTuple):
-    """A row of the table of metrics: a metric, and an event that sets it."""
+    """A row of the table of metrics: a metric, and a kind of event that sets it."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -48,14 +48,14 @@ class PrometheusMetric(NamedTuple):
     meaning: str
     event: type[Event]
     value: Callable[[Any], float]
-    """Function from the event to the gauge's new value, or to the increase of the counter."""
+    """Function that computes a number from the event: for a gauge its new value, for a counter the amount to add."""
     label: str = ""
-    """Name of the second label; empty for none."""
+    """Name of the metric's second label, besides ``run``; empty if it has only ``run``."""
     label_of: Callable[[Any], str] = lambda event: ""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the metric's labels."""
+        """The names of the metric's labels: ``run``, and the second label if there is one."""
         return (RUN, self.label) if self.label else (RUN,)
 
 
@@ -119,12 +119,12 @@ PROMETHEUS: tuple[PrometheusMetric, ...] = (
     _Row("stragglers_total", "counter", "ranks", "ranks that held up the others", Straggling, _one),
     _Row("commands_total", "counter", "commands", "commands to the run", Commanded, _one, "verb", lambda e: e.verb),
 )
-"""A metric that several events set has several rows, with the same name, kind, unit and labels. Only its first row states the
-meaning."""
+"""The table of metrics. A metric that several kinds of events set has one row for each. These rows have equal names, kinds,
+units and labels, and only the first row states the meaning."""
 
 
 def rows() -> list[PrometheusMetric]:
-    """Return the first row of each metric, in the order of ``PROMETHEUS``.
+    """Return one row of ``PROMETHEUS`` for each metric, the first, in the order of the table.
 
     Examples:
         >>> [row.name for row in rows()][:3]
@@ -147,8 +147,8 @@ def cause(found: str) -> str:
 
 
 def observed(event: Event) -> Iterator[tuple[PrometheusMetric, dict[str, str], float]]:
-    """Yield (metric, its labels without the run, value) of each metric that an event sets. Values that are not finite, and
-    counters that would not grow, are left out.
+    """Yield (metric, its labels except ``run``, value) of each metric that an event sets. Values that are infinite or NaN, and
+    counters that would not increase, are left out.
 
     Args:
         event: any event of a run.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from springtide.events import Commanded, Decided, Event, Started, StepDone, Stopped
 
 UNKNOWN = "running or killed"
-"""State of a run without a recorded end: its journal alone does not show whether its driver is alive."""
+"""State of a run whose journal records no end. The journal alone does not show if the run's driver is still alive."""
 
 
 class RunState:
@@ -27,15 +27,15 @@ class RunState:
         self.word = "not started"
         """``not started``, ``starting``, ``training``, ``paused``, ``waiting``, ``finished``, ``stopped`` or ``failed``."""
         self.trains = False
-        """True if a worker group has started, and the run has not paused, waited or stopped since."""
+        """True from the start of a worker group until the run pauses, waits for nodes or ends."""
         self._stopped: Stopped | None = None
         self._stopped_by = ""
-        """User who gave the last command to stop the run; empty without such a command."""
+        """User who gave the last command to stop the run; empty if no user has stopped it."""
 
     def add(self, event: Event) -> None:
         """Update the state with the next event of the run."""
         if self._stopped is not None and self._is_later(event, self._stopped):
-            self._stopped, self._stopped_by, self.word = None, "", "starting"  # a new driver begins or resumes the run
+            self._stopped, self._stopped_by, self.word = None, "", "starting"  # a new driver has resumed the run
         match event:
             case Stopped():
                 self._stopped, self.word, self.trains = event, event.status, False
@@ -65,13 +65,13 @@ class RunState:
 
     @property
     def known(self) -> str:
-        """The state ``word``, if the events alone prove it; else ``running or killed``, because a killed driver records no
-        end."""
+        """The state ``word``, but ``running or killed`` in place of ``starting`` and ``training``: a killed driver records no
+        end, so the events alone do not show if the run still trains."""
         return UNKNOWN if self.word in ("starting", "training") else self.word
 
     def describe(self) -> str:
-        """Return the state ``known`` as text. For a run that has ended, add at which step, by whose command, and why it
-        ended."""
+        """Return the state ``known`` as text. If the run has ended, the text also names the last step, the reason, and the user
+        who stopped it."""
         if self._stopped is None:
             return self.known
         by = f", by {self._stopped_by}" if self._stopped_by and self._stopped.status == "stopped" else ""
@@ -83,7 +83,7 @@ def run_state(events: Iterable[Event]) -> RunState:
     """Return the state of a run after ``events``.
 
     Args:
-        events: events of a run, oldest first; steps may be left out.
+        events: events of a run, oldest first. Step events may be left out: then a run that trains is ``starting``.
 
     Examples:
         >>> from springtide.tracking.run_state import run_state

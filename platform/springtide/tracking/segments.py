@@ -2,11 +2,11 @@
 
     <run>/journal/0002-0000.jsonl     the first segment of lease 2
 
-A lease is a driver's exclusive claim on the run; its number is the term. A segment belongs to the driver that created its file
-exclusively; no driver overwrites another driver's segment. Writing does not check the lease: a driver that has lost it
-continues to write segments of its own term. These are read before those of the newer term, whose start discards every later
-step. So readers show the run of the newest lease, and keep the discarded steps as repeated executions (tries). Segments that
-the store does not accept stay in memory, and above a limit in local temporary files.
+A lease is a driver's exclusive right to write the run; its number is the term. Each driver creates its own segments with an
+exclusive create, so no driver overwrites a segment of another driver. Writing does not check the lease. A driver that has lost
+its lease continues to write segments of its old term. Readers read these before the segments of the newer term. The newer
+driver's start then discards every later step. So readers show the run of the newest lease, and keep the discarded steps as
+repeated executions (tries). Segments that the store does not accept stay in memory, and above a limit in temporary local files.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from springtide.storage.errors import explain_full_disk, is_full
 
 _SEGMENT = re.compile(r"(\d{4,})-(\d{4,})\.jsonl")
 _MEMORY_BYTES = 8 * 2**20
-"""Most bytes of closed segments (journal files) that wait in memory for the store; the rest waits in local files."""
+"""Most bytes of closed segments (full journal files) that wait in memory for the store. The rest waits in local files."""
 
 
 def name_of(term: int, number: int) -> str:
-    """Return the file name of a journal segment, from the number of the driver's lease (term) and its own number."""
+    """Return the file name of a journal segment. ``term``: number of the driver's lease; ``number``: the segment's number."""
     return f"{term:04d}-{number:04d}.jsonl"
 
 
 def listed(folder: Folder) -> list[tuple[int, int]]:
-    """Return (number of the driver's lease, number of the segment) of every segment in a journal's folder, in the order of
-    writing."""
+    """Return (number of the driver's lease, number of the segment) of every segment in the folder of a journal. They are sorted
+    by both numbers, which is the order of writing."""
     matches = map(_SEGMENT.fullmatch, folder.names())
     return sorted((int(match[1]), int(match[2])) for match in matches if match)
 
 
 @dataclasses.dataclass(eq=False)
 class Segment:
-    """Lines of a journal for one file, and how many of their bytes are stored."""
+    """Lines of a journal that belong into one file, and how many of their bytes the store has."""
 
     name: str = ""
     """Name of the segment's file, set when the file is created."""
@@ -53,10 +53,10 @@ class Segment:
     stored_bytes: int = 0
     size_bytes: int = 0
     spooled: Path | None = None
-    """The temporary file that ``data`` was moved to; None while the data is in memory."""
+    """Temporary local file to which ``data`` was moved to free memory; None while the data is in memory."""
 
     def add(self, line: bytes) -> None:
-        """Add a line of the journal, which ends with a newline."""
+        """Add a line of the journal. ``line`` must end with a newline."""
         self.data += line
         self.num_lines += 1
         self.size_bytes += len(line)
@@ -74,25 +74,26 @@ class Segments:
     """Writes the segments (journal files) of one driver into the journal's folder. Methods raise the store's errors."""
 
     def __init__(self, folder: Folder, term: int) -> None:
-        """Create the first segment's file. ``term``: number of the driver's lease; 0 takes the next free number."""
+        """Create the file of the first segment. ``term``: number of the driver's lease; 0: use the lowest number above all that
+        the journal contains."""
         self._folder = folder
         there = listed(folder)
         self.term = term or 1 + max((one for one, _ in there), default=0)
         self._number = 1 + max((number for one, number in there if one == self.term), default=-1)
         self.first = Segment()
         while not self._create(self.first, b""):
-            if not term:  # another driver took this term meanwhile
+            if not term:  # another driver has just taken this term: try the next one
                 self.term, self._number = self.term + 1, 0
         self._open: tuple[Segment, IO[bytes]] | None = None
 
     def wanted(self, segment: Segment) -> bytes:
-        """Return the bytes of a segment to pass to ``store``: only the new bytes for a local file, all bytes for an object
-        store."""
+        """Return the bytes of a segment that ``store`` must write: for a local file only the unstored bytes, for an object
+        store all bytes, because it cannot append."""
         return segment.content(segment.stored_bytes if self._folder.is_local else 0)
 
     def store(self, segment: Segment, wanted: bytes) -> None:
-        """Write the bytes ``wanted`` of a segment to the store. Bytes written before an error are counted in
-        ``segment.stored_bytes``."""
+        """Write ``wanted``, the bytes from the method ``wanted``, to the store. If the write fails halfway,
+        ``segment.stored_bytes`` counts the bytes that were written."""
         if self._folder.is_local:
             self._append(segment, wanted)
             return
@@ -104,15 +105,14 @@ class Segments:
         segment.stored_bytes = len(wanted)
 
     def named(self, segments: Iterable[Segment]) -> Iterator[tuple[str, Segment]]:
-        """Yield (file name, segment) of each segment. For a segment that has no file yet, yield the name that its file would
-        get."""
+        """Yield (file name, segment) of each segment. A segment without a file gets the name that its file would have."""
         number = self._number
         for segment in segments:
             yield segment.name if segment.is_created else name_of(self.term, number), segment
             number += not segment.is_created
 
     def close(self) -> None:
-        """Close the open file, if any."""
+        """Close the open file; do nothing if no file is open."""
         if self._open is not None:
             with contextlib.suppress(OSError):
                 self._open[1].close()
@@ -121,7 +121,7 @@ class Segments:
     def _append(self, segment: Segment, rest: bytes) -> None:
         try:
             file, left = self._opened(segment), memoryview(rest)
-            while left:  # a full disk may take part of a line; the rest is written later
+            while left:  # a full disk may accept only part of a line: count what was written, and write the rest later
                 written = file.write(left)
                 segment.stored_bytes += written
                 left = left[written:]
@@ -142,7 +142,7 @@ class Segments:
         try:
             descriptor = os.open(self._folder.where(segment.name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except FileNotFoundError:
-            if self._folder.exists():  # somebody removed the file: write it again from its start
+            if self._folder.exists():  # only the file was removed: the next try creates it again, with all lines
                 segment.is_created, segment.stored_bytes = False, 0
                 self._number -= 1
             raise
@@ -150,16 +150,16 @@ class Segments:
         return self._open[1]
 
     def _create(self, segment: Segment, data: bytes) -> bool:
-        """Name the segment and create its file with ``data``. Returns False if the name is taken: the next call then tries
-        another name."""
+        """Give the segment a name and create its file with ``data``. Returns False if another driver has a file of that name:
+        call again, then the next name is tried."""
         segment.name = name_of(self.term, self._number)
         try:
             self._folder.create(segment.name, data)
         except FileExistsError:
             if self._folder.is_local and not self._folder.exists(segment.name):
-                raise  # the name is free: its folder must be a file
-            # the file exists. If it starts as our data, we wrote it ourselves and the response was lost: overwrite it, as lines
-            # may have been added since. Otherwise it is another driver's file: take the next number
+                raise  # no file has this name, so the error is about the journal's folder: it is a file
+            # a file has this name. If its content is the start of ``data``, an earlier try created it, but the response was
+            # lost: overwrite it, because ``data`` may have grown. Otherwise it is another driver's file: try the next number
             if not data or not data.startswith(found := self._folder.read(segment.name)) or not found:
                 self._number += 1
                 return False
@@ -170,15 +170,15 @@ class Segments:
 
 
 class Spool:
-    """Files in a temporary folder of the driver's machine, for journal segments that wait for the store and exceed the memory
+    """A temporary folder on the driver's machine. It holds journal segments that wait for the store and exceed the memory
     limit."""
 
     def __init__(self) -> None:
         self.folder: Path | None = None
 
     def relieve(self, waiting: Iterable[Segment]) -> None:
-        """Move closed segments from memory to files until the rest fits the memory limit. If writing fails, they stay in
-        memory."""
+        """Move closed segments from memory to temporary files until the rest fits the memory limit. Segments that cannot be
+        written stay in memory."""
         closed = [segment for segment in waiting if segment.is_closed and segment.spooled is None]
         size = sum(segment.size_bytes for segment in closed)
         with contextlib.suppress(OSError):
@@ -189,15 +189,15 @@ class Spool:
                 size -= segment.size_bytes
 
     def release(self, segment: Segment) -> None:
-        """Remove a segment's temporary file, because the store has the segment now."""
+        """Remove a segment's temporary file, once its content is stored elsewhere."""
         if segment.spooled is not None:
             segment.spooled.unlink(missing_ok=True)
 
     def leave(self, segments: Iterable[tuple[str, Segment]]) -> Path:
-        """Write unsent segments to local files with the given names, which a person can copy to the store. Returns their
-        folder. Raises OSError."""
+        """Write unsent segments to local files, which a person can copy to the store. ``segments``: (file name to use,
+        segment). Returns the folder of the files. Raises OSError."""
         for name, segment in segments:
-            with contextlib.suppress(FileNotFoundError):  # another program cleaned the temporary folder
+            with contextlib.suppress(FileNotFoundError):  # another program removed the temporary file: skip it
                 content = segment.content()
                 (self._made() / name).write_bytes(content)
                 self.release(segment)

@@ -1,7 +1,7 @@
-"""A journal as a timeline: its steps as arrays, every other event as an object. A million steps take seconds.
+"""A run's journal as a timeline: its steps as arrays, every other event as an object. A million steps take seconds to read.
 
-lines of a segment --pyarrow--> columns     the steps, if each is JSON with the fields and types of a step
-                   --event()--> objects     other events, and all lines of a segment if pyarrow refuses one of its steps
+lines of a segment --pyarrow--> columns     steps, if pyarrow can read all steps of the segment (a file of the journal)
+                   --event()--> objects     other events; and all lines, if pyarrow refuses one of the segment's steps
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMNS = (
 )
 """Fields of ``StepDone`` that are stored as arrays, one column per field."""
 MOST_EXTRAS = 128
-"""Most figures of ``StepDone.extra`` that are stored as a column; a run on 32 data sources has 96 figures."""
+"""Most figures (metrics) of ``StepDone.extra`` that are stored, one column each. A run on 32 data sources has 96 figures."""
 _ARROW = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_(), "StepsDone": pa.int64()}
 _FIELDS = {field.name: field for field in dataclasses.fields(StepDone)}
 _SCHEMA = pa.schema(
@@ -37,9 +37,9 @@ _SCHEMA = pa.schema(
 )
 _WHOLE = [name for name in COLUMNS if str(_FIELDS[name].type) in ("int", "StepsDone")]
 _NOT_KEPT = {"loss_scale": 1.0, "digest": ""}
-"""Fields of ``StepDone`` without a column -> their value in an event that is made from columns."""
+"""Fields of ``StepDone`` that have no column -> the value that they get when an event is made from the columns."""
 _LATEST_S = 1e11
-"""Largest valid ``Event.time_s``, in seconds since 1970."""
+"""Largest valid time of an event, in seconds since 1970 (the year 5138)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +58,13 @@ class StepColumns:
         return self.columns[name]
 
     def take(self, which: np.ndarray | slice) -> StepColumns:
-        """Return the steps at the rows ``which``, indices or a slice."""
+        """Return a table of only the rows ``which``: an array of indexes or booleans, or a slice."""
         extra = {name: column[which] for name, column in self.extra.items()}
         return StepColumns({name: column[which] for name, column in self.columns.items()}, extra)
 
 
 def joined(parts: Sequence[StepColumns]) -> StepColumns:
-    """Return the steps of all ``parts`` as one table, one part after the other."""
+    """Return one table with the rows of all ``parts``, one part after another. A missing ``extra`` figure becomes NaN."""
     if len(parts) == 1:
         return parts[0]
     names = list(dict.fromkeys(name for part in parts for name in part.extra))[:MOST_EXTRAS]
@@ -82,7 +82,7 @@ def _concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def columns_of(steps: Sequence[StepDone]) -> StepColumns:
-    """Return the columns of step events."""
+    """Return a table of step events: each field as an array with one value per step."""
     columns = {name: np.array([getattr(step, name) for step in steps], np.float64) for name in COLUMNS}
     names = list(dict.fromkeys(name for step in steps for name in step.extra))[:MOST_EXTRAS]
     extra = {name: np.array([step.extra.get(name, math.nan) for step in steps], np.float64) for name in names}
@@ -94,9 +94,9 @@ class Timeline:
     """All events of a run: steps as arrays, other events as objects."""
 
     tries: StepColumns
-    """Every try (execution) of every step, including steps that were later repeated, in the order of writing."""
+    """Every execution (try) of every step, in the order of writing. A step that was trained again has several."""
     placed: Sequence[tuple[int, Event]]
-    """(number of rows of ``tries`` before the event, event) of every event that is not a step."""
+    """(number of rows of ``tries`` written before the event, event) of every event that is not a step."""
     unknown: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Kind of event that this version does not know -> number of such events, which are skipped."""
 
@@ -107,9 +107,8 @@ class Timeline:
 
     @functools.cached_property
     def steps(self) -> StepColumns:
-        """The steps of the run's current model, each once and in order. If a worker group starts again from an earlier step,
-        executions of steps beyond it before that start are dropped. If a step still has several executions, the last one is
-        kept."""
+        """The steps that the current model was trained on, each once, in ascending order. If a worker group started again from
+        step s, earlier executions of steps after s are dropped. Of several executions that remain, the last one is kept."""
         numbers = self.tries["step"]
         kept = np.flatnonzero(numbers <= self._lowest_later_start())
         if len(kept) == len(numbers) and (np.diff(numbers) > 0).all():
@@ -119,11 +118,12 @@ class Timeline:
 
     @property
     def last_try(self) -> int:
-        """The highest step that was ever trained, even if the run has since restarted from an earlier step; 0 without steps."""
+        """The highest step that was ever trained, even if the run has since gone back to an earlier step; 0 without steps."""
         return int(self.tries["step"].max(initial=0))
 
     def _lowest_later_start(self) -> np.ndarray:
-        """Return, for each row of ``tries``, the lowest step at which a worker group started after it; infinite if none did."""
+        """Return, for each row of ``tries``, the lowest step from which a worker group started after that row was written;
+        infinite if none started."""
         found = np.full(len(self.tries), np.inf)
         for at, event in self.placed:
             if at and isinstance(event, Started):
@@ -137,27 +137,27 @@ class Timeline:
         return (min(times), max(times)) if times else (0.0, 0.0)
 
     def condensed(self, whole: int = 0, newest: int = 0) -> list[Event]:
-        """Return a much shorter list of events that gives the same ledger. Steps in a row, without another event in between,
-        are merged into one ``StepDone`` with the sums of their times, tokens, joules and ``extra`` figures. A step whose update
-        was skipped is not merged.
+        """Return a much shorter list of events that gives the same ledger (time by kind). Consecutive steps without another
+        event between them are merged into one ``StepDone``, which has the sums of their times, tokens, joules and ``extra``
+        figures. A step whose weight update was skipped stays alone.
 
         Args:
-            whole: number of the newest steps to keep unmerged.
-            newest: greatest step trained before this part of a journal; steps up to it count as trained again.
+            whole: number of newest steps that stay alone.
+            newest: highest step trained before the first event of this timeline; steps up to it count as trained again.
         """
         term, time_s = self.tries["term"], self.tries["time_s"]
         order = np.lexsort((time_s, term)) if (np.diff(term) < 0).any() or (np.diff(time_s) < 0).any() else None
         rows = self.tries if order is None else self.tries.take(order)
         ends = _cuts(rows, self.events, whole, newest)
         written = ends - 1 if order is None else order[ends - 1]
-        # sort key for events of equal time: the order of writing; + 0.5 puts a step after the events written before it
+        # events of equal time keep the order of writing: the sort key is the row, + 0.5 for a step, after its earlier events
         found: list[tuple[float, Event]] = [(float(at), event) for at, event in self.placed]
         found += [(at + 0.5, event) for at, event in zip(written.tolist(), _merged(rows, ends), strict=True)]
         return [event for _, event in sorted(found, key=lambda one: (one[1].term, one[1].time_s, one[0]))]
 
 
 def timeline_of(events: Iterable[Event]) -> Timeline:
-    """Return ``events``, in the order of writing, as a timeline."""
+    """Return a timeline of ``events``, which must be in the order of writing."""
     steps: list[StepDone] = []
     placed: list[tuple[int, Event]] = []
     for event in events:
@@ -169,8 +169,8 @@ def timeline_of(events: Iterable[Event]) -> Timeline:
 
 
 def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -> np.ndarray:
-    """Split steps into parts that can each be merged into one step event without changing the ledger (time by kind). Returns
-    the end index of each part. ``rows``: steps in order of term and time."""
+    """Split consecutive steps into parts. Merging the steps of a part into one event does not change the ledger (time by kind).
+    Returns the index after the last row of each part. ``rows``: steps, sorted by driver (term) and time."""
     if not len(rows):
         return np.empty(0, np.int64)
     term, time_s, step = rows["term"], rows["time_s"], rows["step"]
@@ -179,7 +179,7 @@ def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -
     for one in np.unique(keys[:, 0]) if len(keys) else ():
         begin, end = np.searchsorted(term, (one, one + 1))
         times = keys[keys[:, 0] == one, 1]
-        for side in ("left", "right"):  # an event may be before or after a step of the same time
+        for side in ("left", "right"):  # cut before and after steps of the event's time: the order is unknown
             at.append(begin + np.searchsorted(time_s[begin:end], times, side))
     is_new = step > np.maximum.accumulate(np.concatenate([[newest], step[:-1]]))
     at.append(np.flatnonzero(np.diff(is_new)) + 1)
@@ -187,18 +187,18 @@ def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -
     skipped = np.flatnonzero(rows["updated"] == 0)
     at += [skipped, skipped + 1]
     begins = np.unique(np.concatenate([[0], *at]))
-    # the first step after an event that is not a step is not merged: the ledger measures a gap from its times
+    # keep the first step after any other event alone: if it follows a restart, the ledger measures the gap from its times
     return np.unique(np.concatenate([begins, begins + 1, [len(rows)]]).clip(1, len(rows)))
 
 
 def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
-    """Yield one merged step event for each part of the steps ``rows``. ``ends``: the index after the last row of each part."""
+    """Yield one merged step event for each part of the steps in ``rows``. ``ends``: index after the last row of each part."""
     if not len(ends):
         return
     begins = np.concatenate([[0], ends[:-1]])
     passed = np.diff(rows["time_s"], prepend=rows["time_s"][:1])
     alone = begins[ends - begins == 1]
-    passed[alone] = np.inf  # a step that stays alone keeps its own times
+    passed[alone] = np.inf  # a step that is not merged keeps its own times
     step_time_s = np.minimum(rows["step_time_s"], passed.clip(0))
     wait_s = np.minimum(rows["data_wait_s"], step_time_s)
     sums = {
@@ -215,8 +215,8 @@ def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
     figures = zip(*(column.tolist() for column in extra.values()), strict=True) if extra else itertools.repeat(())
     values = zip(*(_typed(name, column).tolist() for name, column in columns.items()), strict=True)
     for row, of_extra in zip(values, figures, strict=False):
-        # skip the constructor for speed: a frozen dataclass sets each field by a call, and a run with 10,000 restarts has
-        # 40,000 merged events
+        # skip the slow constructor: a frozen dataclass calls a function per field, and a run with 10,000 restarts has 40,000
+        # merged events
         one = object.__new__(StepDone)
         one.__dict__.update(zip(columns, row, strict=True), extra=dict(zip(extra, of_extra, strict=True)))
         one.__dict__.update(_NOT_KEPT)
@@ -230,12 +230,13 @@ def _typed(name: str, column: np.ndarray) -> np.ndarray:
 
 
 def _counted(joules: np.ndarray) -> np.ndarray:
-    """Return energies [J] with 0 in place of invalid values (not finite, or negative), which the ledger ignores."""
+    """Return energies [J], with 0 for each value that the ledger ignores: infinite, NaN or negative."""
     return np.where(np.isfinite(joules) & (joules > 0), joules, 0.0)
 
 
 def _are_taken(columns: Mapping[str, np.ndarray]) -> bool:
-    """Return True if all times and whole numbers in ``columns`` are within the limits that the parser ``event`` accepts."""
+    """Return True if all times and whole numbers in ``columns`` are within the limits of ``events.record.event``, the parser of
+    single events."""
     limits: dict[str, tuple[float, float]] = dict.fromkeys(_WHOLE, (1 - LARGEST_INT, LARGEST_INT - 1))
     limits |= {"time_s": (0, _LATEST_S), "world_size": (0, MOST_WORKERS)}
     return all(
@@ -246,8 +247,8 @@ def _are_taken(columns: Mapping[str, np.ndarray]) -> bool:
 
 
 def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
-    """Parse journal lines of steps into columns. Returns None if a line differs from what a run writes; then the slower
-    ``event`` must parse each line.
+    """Parse journal lines of steps into columns with pyarrow. Returns None if a line differs from the lines that a run writes:
+    the caller must then parse each line with the slower function ``event``.
 
     Args:
         lines: JSON without newlines; each contains ``"kind": "step"``.
@@ -258,8 +259,8 @@ def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
     text = b"\n".join(lines)
     data = pa.py_buffer(text)
     try:
-        text.decode()  # raises for bytes that are not UTF-8, which pyarrow accepts
-        # read one block, so that pyarrow infers the types of figures in ``extra`` from all lines
+        text.decode()  # raises if the bytes are not UTF-8: pyarrow would accept them, and ``event`` does not
+        # read the text as one block, so that pyarrow infers the types of the figures in ``extra`` from all lines
         reading = pyarrow.json.ReadOptions(use_threads=False, block_size=data.size + 1)
         table = pyarrow.json.read_json(data, reading, options)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError, UnicodeDecodeError):
@@ -270,8 +271,8 @@ def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
 
 
 def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
-    """Return the columns of a table of steps parsed by pyarrow; None if the stricter parser ``event`` might refuse a value.
-    ``lines``: the text that was parsed."""
+    """Return the columns of ``table``, steps that pyarrow has parsed. Returns None if the stricter parser ``event`` might
+    refuse a value. ``lines``: the text that pyarrow has parsed."""
     columns = dict[str, np.ndarray]()
     for name in _SCHEMA.names:
         column = table[name].combine_chunks()
@@ -296,17 +297,17 @@ def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
                 return None
             found[field.name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if any(np.isinf(column).any() for column in (*columns.values(), *found.values())):
-        return None  # let ``event`` decide: it accepts 1e999, but not a whole number of 400 digits
+        return None  # infinite: ``event`` must check the text. It accepts 1e999, but no whole number of 400 digits
     return StepColumns({name: columns[name] for name in COLUMNS}, dict(list(found.items())[:MOST_EXTRAS]))
 
 
 def _value_of_nulls(name: str, column: pa.Array, lines: bytes) -> Any:
-    """Return the value that the parser ``event`` gives to a field that is null or missing in some lines. If the field is null
-    in all these lines: NaN. If it is missing in all of them: the field's default. Otherwise ``dataclasses.MISSING``, because
-    ``event`` may refuse a line.
+    """Return the value that the parser ``event`` gives to the field ``name`` where pyarrow reads a null, because the field is
+    null or missing. Null in all these lines, for a float field: NaN. Missing in all of them: the field's default. Otherwise
+    ``dataclasses.MISSING``, because ``event`` may refuse a line.
     """
     if column.type == pa.float64() and lines.count(f'"{name}": null'.encode()) == column.null_count:
-        return math.nan  # for ``time_s``, ``_are_taken`` then refuses the NaN
+        return math.nan  # a NaN in ``time_s`` is refused later, by ``_are_taken``
     if lines.count(f'"{name}"'.encode()) + column.null_count != len(column):
         return dataclasses.MISSING
     return FORMAT if name == "format" else getattr(_FIELDS.get(name), "default", dataclasses.MISSING)

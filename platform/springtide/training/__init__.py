@@ -1,4 +1,4 @@
-"""Training in plain torch: state, optimizer, schedule, step, loop, parts.
+"""Training in plain torch: state, optimizer, schedule, step, loop, and parts (the features of a step).
 
 Layer rule: nothing here imports Ray. Batches, requests and events pass through interfaces, so the same loop runs with torchrun.
 """

@@ -58,7 +58,7 @@ def main() -> None:
     )
     parser.add_argument("--trust-code", action="store_true", help="run the code that the config names")
     options = parser.parse_args()
-    # trust in user code is not checked here but below, once the run is known
+    # load the config without a check of the user's code: ``check_trusted`` below checks it, once the run is known
     config = configs.load_config(options.config, trust_code=True)
     if not config.shards.dataset or not config.run.id:
         raise ConfigError(
@@ -84,7 +84,7 @@ def main() -> None:
             configs.check_nothing_lost(*stored, "--accept-changes")
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
-    if device == "cuda":  # override: torchrun sets some of these variables to other values
+    if device == "cuda":  # overwrite variables that torchrun has set
         os.environ.update(gpu_environment(config.elastic.env, config.parallel.deterministic))
     request = LeaveRequest(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0)
     with process_group(device):
@@ -103,10 +103,11 @@ def train(
     from_scratch: bool = False,
     request: LeaveRequest | None = None,
 ) -> bool:
-    """Train in this process as one rank of the process group. Returns False if the group left before the last step.
+    """Train in this process as one rank of the process group. Returns False if the worker group saved and ended before the
+    run's last step.
 
-    ``request`` handles signals and preemption notices, in the main thread; None ignores them. Raises RunExists, before anything
-    is written, if another process holds the run."""
+    ``request`` handles signals, in the main thread, and preemption notices; None handles neither. Raises RunExists, before
+    anything is written, if another process holds the run."""
     here, owner = world(device, local_rank, config.parallel.shards), secrets.token_hex(8)
     of_gpu, as_given = check_gpu(here.device), config
     config, remarks = on_first(lambda: with_old_sets(as_given))
@@ -123,7 +124,8 @@ def train(
     if config.objective.teacher:
         on_first(lambda: branch.keep(config.objective.teacher, config.run.id, TEACHER))
     claim = functools.partial(leases.claim, folder, owner, trains=False, sources=config.needs_trust)
-    term = on_first(lambda: claim().term)  # before any write: a process that cannot claim the run must write nothing
+    # claim the run before any write: a process that cannot claim it must write nothing
+    term = on_first(lambda: claim().term)
     try:
         if from_scratch and not on_first(lambda: begin_once(folder, term, job_of_torchrun())):
             remarks = [*remarks, "--from-scratch: this job has begun the run at step 0 before, and goes on"]
@@ -134,8 +136,8 @@ def train(
 
 
 def job_of_torchrun() -> str:
-    """Return an id of this torchrun job, the same in each worker group that the job starts; empty without torchrun. Raises
-    ConfigError if there is no such id, because the job has several nodes and no ``--rdzv-id``."""
+    """Return an id that all worker groups of this torchrun job share; empty without torchrun. Raises ConfigError if the job has
+    several nodes and no ``--rdzv-id``, because its nodes then share no id."""
     job = os.environ.get("TORCHELASTIC_RUN_ID")
     if job is None:
         return ""
@@ -148,8 +150,8 @@ def job_of_torchrun() -> str:
 
 
 def check_begin(run: TrainLoop) -> None:
-    """If the run has no checkpoint yet, check that it can start from ``train.start_from``, and mark that checkpoint as needed,
-    so that the other run keeps it. Raises ConfigError if it cannot."""
+    """Check that a run without a checkpoint of its own can start from ``train.start_from``, a checkpoint of another run. Mark
+    that checkpoint as needed, so that the other run does not delete it. Raises ConfigError if the run cannot start from it."""
     config, data = run.config, run.data
     if committed(run.folder):
         return
@@ -166,8 +168,8 @@ def _train(
     request: LeaveRequest | None,
     remarks: Sequence[str],
 ) -> bool:
-    """Train under the lease with the number ``term``. Returns False if the group left before the last step. ``remarks``: texts
-    to show to the user on the console."""
+    """Train under the lease (the right to write the run) with the number ``term``. Returns False if the worker group saved and
+    ended before the run's last step. ``remarks``: texts to show to the user on the console."""
     config, folder, is_first = run.config, run.folder, run.world.is_first
 
     def feed(reader: RankReader, step: StepsDone) -> Iterator[Batch]:
@@ -186,10 +188,10 @@ def _train(
             console.say(remark)
         if request:
             peers = Connections()
-            stack.callback(request.end)  # runs before the journal is closed: afterwards the other ranks may end
+            stack.callback(request.end)  # runs before the journal closes: after that, other ranks may end
         for event in run.events(feed, request or (lambda: None)):
             listeners(event)
-            # before this event there is nothing to save, so signals may end the process
+            # handle signals only from this event on: before it there is nothing to save, so a signal may end the process
             if request and isinstance(event, Started):
                 request.listen(config.elastic, socket.gethostname(), peers, poll_notices=local_rank == 0)
             left |= isinstance(event, Left)
@@ -203,7 +205,8 @@ class HangWatchdog:
     stderr. torchrun then restarts the worker group, as the driver does on Ray."""
 
     def __init__(self, num_steps: int, least_s: float) -> None:
-        """``least_s``: shortest silence that counts as a hang, ``elastic.hang`` [s]; 0 turns the watchdog off."""
+        """``least_s``: shortest time without an event or heartbeat that may count as a hang (``elastic.hang``) [s]; 0 turns the
+        watchdog off."""
         self._history, self._least_s = RunHistory(num_steps), least_s
 
     def __call__(self, event: Event) -> None:
@@ -226,26 +229,27 @@ class HangWatchdog:
 # a preemption notice of this machine -------+--> this rank sends a request in the step's all-reduce --> every rank saves and
 # the agent has ended -----------------------+                                                            ends with status LEFT
 #
-# An agent whose worker ends with LEFT starts the next group. On a machine with a notice it would start a worker there again, so
-# this agent receives SIGTERM. A rank that has lost a peer cannot finish the next step, and NCCL would hang: the rank exits.
+# torchrun's agent, its process on each node, starts a new group when a worker ends with status LEFT. On a machine with a
+# preemption notice it would start a worker there again, so there the agent receives SIGTERM. A rank that has lost another rank
+# cannot finish the next step, and NCCL would hang: the rank exits.
 #
-# Source: torch.distributed.elastic.agent.server of torch 2.13. An agent passes on to its workers the signal that ends it.
-# It also sends them SIGTERM when nodes join, and when another worker of its node has failed. It kills them after 30 s; for a
-# signal that ends the agent, --shutdown-timeout sets this time.
+# Source: torch.distributed.elastic.agent.server of torch 2.13. An agent that a signal ends passes the signal on to its workers.
+# An agent also sends its workers SIGTERM when nodes join, and when another worker of its node has failed. It kills workers that
+# have not ended after 30 s; for a signal that ends the agent, --shutdown-timeout sets this time.
 
 LEFT = os.EX_TEMPFAIL
-"""Exit status of a rank whose group has saved and ended before the run's last step, so that torchrun starts a new group: 75,
-"try again"."""
+"""Exit status 75, "try again", of a rank whose group has saved and ended before the run's last step. torchrun then starts a new
+group."""
 _LOOK_S = 0.5
 """Time between two checks whether torchrun's agent, this process's parent, is alive [s]."""
 _RAISE_S = 3.0
-"""After a rank has lost a peer, the time for it to raise an error of its own, such as from a gloo collective, before its
-process is ended [s]."""
+"""Time between the loss of another rank and the forced end of this process [s]. In this time the rank may raise an error of its
+own, such as from a gloo collective."""
 
 
 class LeaveRequest:
-    """Collects reasons to leave this machine. The loop calls it in each step; it returns EVACUATE if there is a reason, else
-    None."""
+    """Collects reasons to leave this machine. The loop calls this object in each step. It returns the request EVACUATE (save
+    and end the group) if there is a reason, else None."""
 
     def __init__(self, agent: int = 0) -> None:
         """``agent``: process id of the torchrun agent that started this process; 0 if none did."""
@@ -258,8 +262,8 @@ class LeaveRequest:
         return GroupRequest.EVACUATE if self._reason else None
 
     def listen(self, elastic: ElasticConfig, node: str, peers: Connections, poll_notices: bool) -> None:
-        """Start to handle signals and to watch the peers, the agent and preemption notices. Call it in the main thread; a
-        second call does nothing. A second SIGINT raises KeyboardInterrupt.
+        """Start to handle signals, and to watch the other ranks, torchrun's agent and preemption notices. Call it in the main
+        thread; a second call does nothing. A second SIGINT raises KeyboardInterrupt.
 
         Args:
             elastic: settings of the sources of preemption notices.
@@ -280,11 +284,12 @@ class LeaveRequest:
             poll(open_sources(elastic.notices, *where, node, self._on_notice))
 
     def end(self) -> None:
-        """Ignore lost peers from now on: the other ranks may end."""
+        """Stop treating the end of another rank as a failure: from now on the ranks end on purpose."""
         self._ended = True
 
     def end_agent(self) -> None:
-        """Send SIGTERM to the agent if this machine has a preemption notice, because it would start a worker here again."""
+        """Send SIGTERM to torchrun's agent if this machine has a preemption notice. Otherwise the agent would start a worker
+        here again."""
         if self._notice and self._agent == os.getppid():
             _say(f"asks torchrun's agent (process {self._agent}) to end: {self._notice.why}")
             os.kill(self._agent, signal.SIGTERM)
@@ -300,12 +305,12 @@ class LeaveRequest:
 
     def _watch_agent(self) -> None:
         while os.getppid() == self._agent:
-            time.sleep(_LOOK_S)  # between polls: a process gets no signal when its parent ends
+            time.sleep(_LOOK_S)  # poll: a process gets no signal when its parent ends
         self._ask("torchrun's agent has ended")
 
     def _watch_peers(self, peers: Connections) -> None:
         peers.wait_until_lost()
-        time.sleep(_RAISE_S)  # the main thread may raise meanwhile, unless it hangs in a collective
+        time.sleep(_RAISE_S)  # let the main thread raise its own error, if it does not hang in a collective
         if not self._ended:
             _say("ends: another rank of its group is gone")
             os._exit(1)
@@ -317,7 +322,7 @@ class LeaveRequest:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # the agent that reads stderr may have ended
+    with contextlib.suppress(OSError):  # writing fails if the agent that reads stderr has ended
         os.write(sys.stderr.fileno(), f"springtide, process {os.getpid()}: {text}\n".encode())
 
 

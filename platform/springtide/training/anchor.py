@@ -5,10 +5,12 @@
     a Fisher's URL    (weight / 2) sum of F * (w - w0)^2     EWC: Kirkpatrick et al., "Overcoming catastrophic forgetting in
                                                              neural networks", 2017
 
-The penalty is a term of the loss per token. Its gradient, weight * p with p = F (w - w0), is elementwise: each rank adds it to
-its own shards, at any world size and in any layout. Clipping acts on the whole gradient: the norm includes the penalty, and
-both terms are multiplied by the clip factor. The gradient of the tokens, g, is off by a factor c (``correction``), which the
-ranks know only after the step's all-reduce. So the norm is computed from three sums that travel in this all-reduce:
+F, the Fisher information, measures for each weight how much the loss grows when the weight changes. The penalty is added to the
+loss per token. Its gradient is weight * p, with p = F (w - w0), or p = w - w0 for l2sp. It is elementwise: each rank adds it to
+its own shards, at any world size and in any layout. Clipping acts on the whole gradient: the norm includes the penalty, and the
+clip factor multiplies the gradients of loss and penalty. The gradient g of the loss must be multiplied by a factor c
+(``correction``), which the ranks know only after the step's all-reduce. So the norm is computed from three sums that travel in
+this all-reduce:
 
     |c g + weight p|^2 = c^2 |g|^2 + 2 c weight <g, p> + weight^2 |p|^2
 """
@@ -41,12 +43,12 @@ _AGAIN = "compute it for that checkpoint: springtide train --fisher-tokens"
 
 
 class Anchor(Part):
-    """The penalty on a model's trainable weights, with this rank's shards of the start weights w0 and, for EWC, of the Fisher
-    F."""
+    """The penalty on a model's trainable weights. Holds this rank's shards of the start weights w0 and, for EWC, of the Fisher
+    information F."""
 
     def __init__(self, model: nn.Module, config: Config, is_first_copy: bool = True) -> None:
-        """Allocate the shards of w0 and F, which ``begin`` fills. ``model`` must be sharded already. ``is_first_copy``: whether
-        this rank belongs to the first copy of the model."""
+        """Allocate the shards of w0 and F, which ``begin`` fills. ``model`` must be sharded already. ``is_first_copy``: True if
+        this rank belongs to the first copy of the model (DDP and HSDP have several)."""
         self._config, self._is_first_copy = config, is_first_copy
         self._weight = config.objective.anchor_weight
         self._parameters = {f"model/{name}": parameter for name, parameter in trained(model).items()}
@@ -62,7 +64,7 @@ class Anchor(Part):
 
         Raises:
             ConfigError: w0 or F has vanished or is of another model or checkpoint, or F is negative or not finite.
-            CheckpointError: the state was trained with other bytes of w0 or F.
+            CheckpointError: the restored state was trained with other values of w0 or F.
             OSError: the store cannot be reached.
         """
         fatal: Exception | None = None
@@ -70,7 +72,7 @@ class Anchor(Part):
             self._load(self._config)
         except (SpringtideError, OSError) as error:
             fatal = error
-        except Exception as error:  # any other error, such as no memory: the other ranks wait in ``gathered``
+        except Exception as error:  # any error: this rank must still reach ``gathered``, where all ranks wait
             fatal = RuntimeError(f"rank {rank_here()} cannot read the anchor: {type(error).__name__}: {error}")
         for problem in gathered(fatal):
             if problem is not None:
@@ -86,13 +88,14 @@ class Anchor(Part):
 
     @torch.no_grad()
     def sums(self) -> Tensor:
-        """Return this rank's <g, p>, |p|^2 and sum of p (w - w0), float64 (3,), after backward. Every copy of the model would
-        add the same sums, so all copies but the first return zeros."""
+        """Return this rank's part of three sums after backward, float64 (3,): <g, p>, |p|^2 and sum of p (w - w0). g is the
+        gradient of the loss, p the pull of the penalty, w0 the start weights. Ranks outside the model's first copy return
+        zeros, so that no shard counts twice."""
         device = next(iter(self._parameters.values())).device
         found = torch.zeros(_NUM_SUMS, dtype=torch.float64, device=device)
         for gradient, pull, away in self._pulls() if self._is_first_copy else ():
             square = torch.linalg.vector_norm(pull, dtype=torch.float64).square()
-            # fp32 products of elements, float64 sums: the result does not depend on where shards are cut
+            # multiply elements in fp32 and sum in float64, so that the result does not depend on where shards are cut
             found += torch.stack([_sum(gradient * pull), square, _sum(pull * away)])
         return found
 
@@ -106,12 +109,13 @@ class Anchor(Part):
     @torch.no_grad()
     def add_gradients(self, clip: float) -> None:
         for gradient, pull, _ in self._pulls():
-            # multiply, then add: every element is rounded twice. A fused kernel may round the last elements in another way
+            # multiply and add in separate kernels: a fused kernel may round the last elements of a shard differently, so the
+            # result would depend on where shards are cut
             gradient.add_(pull.mul_(self._weight * clip))
 
     def _pulls(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield for each trainable tensor this rank's shards of its gradient, of the penalty's pull p and of its distance w -
-        w0."""
+        """Yield three shards for each trainable tensor: its gradient, the penalty's pull p, and the distance w - w0 from the
+        start weights."""
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 away = local(parameter.detach()) - local(self._origins[name])
@@ -134,19 +138,20 @@ class Anchor(Part):
 
 
 def check_digests(meta: Meta, component: str, digests: Mapping[str, str], problem: str) -> None:
-    """Raise CheckpointError if auxiliary checkpoints, which are read at every start, have changed since the state was saved.
+    """Raise CheckpointError if auxiliary checkpoints, such as a teacher's, have changed since the state was saved. They are
+    read at every start.
 
     Args:
         meta: metadata of the restored state.
-        component: name of the component of ``meta`` that holds their digests.
-        digests: URL of each auxiliary checkpoint -> its ``digest_of`` now.
+        component: key of ``meta.components`` under which the digests at the time of the save are stored.
+        digests: URL of each auxiliary checkpoint -> digest of its manifest now (``digest_of``).
         problem: what the change would cause, for the message.
     """
     known = meta.components.get(component)
     for url, found in digests.items():
         if isinstance(known, dict) and known.get(url, found) != found:
             was = f"{known[url]!r:.40} until step {meta.step}"
-            raise CheckpointError(f"{url} was {was} and is {found} now: {problem}. Bring it back")
+            raise CheckpointError(f"{url} was {was} and is {found} now: {problem}. Bring the old one back")
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -155,7 +160,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def what_is_bad(fisher: Tensor) -> str:
-    """Return which invalid value a Fisher tensor contains, as text; empty if all values are valid.
+    """Describe the invalid value in a tensor of Fisher information, such as "a negative value"; empty if all values are valid.
 
     Examples:
         >>> what_is_bad(torch.tensor([0.0, 1.0])), what_is_bad(torch.tensor([1.0, -1.0]))
@@ -200,7 +205,7 @@ def fisher_of(config: Config) -> tuple[Folder, str, Manifest]:
         raise ConfigError(explain(_FIELD, url, "holds no Fisher: nothing is committed there", f"use l2sp, or {_AGAIN}"))
     manifest = _manifest(run, name, _FIELD, url)
     if FISHER not in manifest.meta.labels:
-        raise ConfigError(explain(_FIELD, url, "is a checkpoint, and no Fisher of one", f"use l2sp, or {_AGAIN}"))
+        raise ConfigError(explain(_FIELD, url, "is a checkpoint of weights, not a Fisher", f"use l2sp, or {_AGAIN}"))
     origin, step = split(start)
     if manifest.meta.labels[FISHER] != digest_of(origin, step, _manifest(origin, step, START, start)):
         of = manifest.meta.labels.get(f"{FISHER}_of", "another one")
@@ -209,7 +214,7 @@ def fisher_of(config: Config) -> tuple[Folder, str, Manifest]:
 
 
 def labels_of_fisher(run: Folder, name: str) -> dict[str, str]:
-    """Return the labels that mark a stored Fisher as the Fisher of checkpoint ``name`` of ``run``."""
+    """Return the metadata labels of a stored Fisher, which record that it was computed for checkpoint ``name`` of ``run``."""
     url = redacted(f"{run.url}/checkpoints/{name}")
     return {FISHER: digest_of(run, name, read_manifest(run, name)), f"{FISHER}_of": url}
 
@@ -219,7 +224,8 @@ def _sum(tensor: Tensor) -> Tensor:
 
 
 def digest_of(run: Folder, name: str, manifest: Manifest) -> str:
-    """Return the digest of a checkpoint's manifest. The manifest has checksums of all files, so it covers their bytes too."""
+    """Return the digest of a checkpoint's manifest. The manifest lists checksums of all files, so the digest changes if any
+    file changes."""
     return digest.of_bytes((checkpoints(run) / name).read(manifest.name))
 
 
@@ -236,7 +242,8 @@ def _unreadable(field: str, url: str, error: CheckpointError) -> ConfigError:
 
 
 def _read(run: Folder, name: str, manifest: Manifest, into: Mapping[str, Tensor], field: str, url: str) -> None:
-    """Fill this rank's shard of each tensor of ``into`` from the checkpoint. Errors name ``field`` and ``url``."""
+    """Fill this rank's shard of each tensor of ``into`` from the checkpoint. ``field`` and ``url``: setting and value to name
+    in errors."""
     try:
         pieces = [one for one in read_pieces(run, name, manifest) if one.tensor in into]
         read_into(checkpoints(run), pieces, into)

@@ -1,4 +1,5 @@
-"""The schedule of checkpoint saves, and the events about them. All ranks decide the same, from the step's all-reduce."""
+"""Decide when to save checkpoints, and yield events about the saves. All ranks decide from the sums of the step's all-reduce,
+so they decide the same."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from springtide.training.requests import Requests
 State = Callable[[], tuple[Mapping[str, Tensor], Meta]]
 _SAVING, _FAILED = "saving", "save failed"
 _TOLD_AGAIN = 0.2
-"""A change of the save interval by a smaller share is not reported [ratio]."""
+"""Smallest relative change of the save interval that is reported [ratio]."""
 _LOOK_S = 0.05
 _AWAY_S = 1800.0
 """How long training continues while saves fail because the checkpoint store is unreachable [s]."""
@@ -52,7 +53,7 @@ class CheckpointSchedule(Part):
         state: State,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        """``requests`` receives a SAVE request when a save is due by the clock. ``state`` returns the tensors and metadata to
+        """``requests`` receives a SAVE request when the save interval has passed. ``state`` returns the tensors and metadata to
         save. ``heartbeat`` is called while the loop waits for a save."""
         self._heartbeat, self._run, self._lease, self._requests = heartbeat, run, lease, requests
         self._config, self._checkpoint, self._world, self._state = config, config.checkpoint, world, state
@@ -74,9 +75,9 @@ class CheckpointSchedule(Part):
         if checkpoint.stage:
             self._saver.start()
         self._failed: BaseException | None = None
-        """Error of the save on this rank, until all ranks have received it."""
+        """Error of this rank's failed save, until all ranks have received it; else None."""
         self._given_up = False
-        """True if all ranks have declared the newest save failed. If its writer reports an outcome later, that is ignored."""
+        """True if all ranks treat the newest save as failed. An outcome that its writer reports later is ignored."""
         self._failed_in_a_row, self._failing_since_s = 0, 0.0
         self._began = 0.0
         self._stall_s = 0.0
@@ -93,7 +94,7 @@ class CheckpointSchedule(Part):
         self._saver.close()
 
     def end(self) -> None:
-        """End the process that writes checkpoints: no save follows."""
+        """End the process that writes checkpoints. Call it after the last save."""
         self._saver.end()
 
     @property
@@ -107,8 +108,8 @@ class CheckpointSchedule(Part):
         self._stall_s += time.perf_counter() - begin
 
     def before_step(self, work: Work) -> None:
-        """Request a save if ``checkpoint.every_steps`` is ``auto`` and a save is due by the clock."""
-        if self._waited_since == math.inf:  # start the clock at the first step, after the first evaluation
+        """Request a save if ``checkpoint.every_steps`` is ``auto`` and the save interval has passed."""
+        if self._waited_since == math.inf:  # measure from the first step, not from the evaluation before it
             self._waited_since = time.monotonic()
         if self._asks():
             self._requests.ask(GroupRequest.SAVE)
@@ -157,14 +158,14 @@ class CheckpointSchedule(Part):
         self._begin(step)
 
     def at_end(self, verdict: Verdict) -> Iterator[Event]:
-        """Before a rollback, wait for the save in progress. If training ends for another reason, ``Handover`` does the last
-        save."""
+        """Wait for the save in progress if training ends for a rollback. If training ends for another reason, the part
+        ``Handover`` does the last save."""
         if verdict is Verdict.ROLL_BACK:
             yield from self.settle()
 
     def finish(self, step: StepsDone) -> Iterator[Event]:
-        """Save ``step`` and wait until it is committed, with retries. Raises CheckpointError if too many saves in a row fail,
-        StoreUnavailable if the cause may be temporary, and DiskFull without a retry if the disk is full."""
+        """Save ``step`` and wait until it is committed, with retries. After too many failed saves in a row, raises
+        StoreUnavailable if the cause may be temporary, else CheckpointError. Raises DiskFull at once if the disk is full."""
         yield from self.settle()
         if step == self.last_step and self._failed_in_a_row == 0:
             return
@@ -187,8 +188,8 @@ class CheckpointSchedule(Part):
         self._stall_s = time.perf_counter() - begin
 
     def settle(self, trains_on: bool = False) -> Iterator[Event]:
-        """Wait until no save is in progress on any rank; all ranks call it together. A failed save ends the wait of all ranks.
-        ``trains_on``: whether training continues after this save."""
+        """Wait until no save is in progress on any rank; all ranks call it together. If the save fails on one rank, all ranks
+        cancel it. ``trains_on``: True if training continues after this save."""
         begin_s = time.monotonic()
         while True:
             if time.monotonic() - begin_s < _LONGEST_SAVE_S:
@@ -200,7 +201,7 @@ class CheckpointSchedule(Part):
             elif not any(busy for busy, _ in states):
                 return
             else:
-                time.sleep(_LOOK_S)  # between polls, while training waits anyway
+                time.sleep(_LOOK_S)  # between two polls of the save, for which training waits anyway
 
     def _hear(self, outcome: SaveOutcome | None) -> Iterator[Event]:
         if outcome is None or self._given_up:
@@ -221,8 +222,10 @@ class CheckpointSchedule(Part):
             yield from self._cadence_now()
 
     def _give_up(self, trains_on: bool = False) -> Iterator[Event]:
-        """Handle a save that failed on some rank: exchange the errors and cancel the save on all ranks. ``trains_on``:
-        training continues after this save, so for up to ``_AWAY_S`` an unreachable store is no reason to raise."""
+        """Handle a save that failed on some rank: exchange the errors and cancel the save on all ranks. Raises a
+        SpringtideError of a rank at once, and other errors after too many failures in a row. A full disk raises at once if
+        training has ended. ``trains_on``: True if training continues after this save. Then an unreachable store raises only
+        after ``_AWAY_S``."""
         if not self._failed_in_a_row:
             self._failing_since_s = time.monotonic()
         errors, failing_s = zip(*gathered((self._failed, time.monotonic() - self._failing_since_s)), strict=True)
@@ -236,7 +239,7 @@ class CheckpointSchedule(Part):
         if is_full(error) and not trains_on:
             remedy = "make room, then --resume: committed checkpoints are still there"
             raise DiskFull(f"step {self.last_step} is not saved: rank {rank}: {error}; {remedy}")
-        # by rank 0's clock, so that all ranks decide the same
+        # compare rank 0's time, so that all ranks decide the same
         is_away = trains_on and may_pass(error) and failing_s[0] < _AWAY_S
         if self._failed_in_a_row > self._checkpoint.max_failed and not is_away:
             kind = StoreUnavailable if may_pass(error) and not trains_on else CheckpointError

@@ -3,16 +3,16 @@
     <run>/compiled/KIND/8-group.bin    a head, the seal of the rest, and torch's cache artifacts
 
 KIND is the digest of everything that the code depends on: versions, kind of device, model. 8 is the number of rows of a
-micro-batch, which follows from the number of workers.
+micro-batch, which follows from the number of workers. One worker alone writes 8-alone.bin.
 
-torch executes the code that it loads from there. A digest would reveal damage, but anyone who can write to the store could make
-one. So the file has a seal (HMAC-SHA256), whose key only the run's user can derive: the driver derives it and passes it to the
-workers. A file without a valid seal is not loaded, and the node compiles. Without a key (no ``~/.springtide``) no code is
-cached.
+torch executes the code that it loads, so nobody may forge a file. A digest would reveal damage, but anyone who can write to the
+store could write a digest, too. So the file has a seal: an HMAC-SHA256 with a key that only the run's user can derive. The
+driver derives the key and passes it to the workers. A file without a valid seal is not loaded, and the node compiles. Without a
+key (no ``~/.springtide``) no code is cached.
 
-Only rank 0 of the group with the newest lease writes: after the first step, and later when it has compiled more. It writes in a
-thread, so no step waits for the store. Before its preflight, a new process loads all files of its KIND that no process of its
-node has loaded yet.
+Only rank 0 of the newest worker group (the one that holds the lease, the right to write the run) writes: after the first step,
+and later when it has compiled more. It writes in a thread, so no step waits for the store. A new process loads the files of its
+KIND before its preflight (a test step), except files that a process of its node has already loaded.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ _MOST_BYTES = 256 * 2**20
 
 
 def key_of(run: Folder, config: Config) -> str:
-    """Return the key that seals a run's compiled code, 64 hex digits; empty if the user has no key or the run compiles nothing.
+    """Return the key for the seal (HMAC) of a run's compiled code, 64 hex digits. Empty if the user has no key or the run
+    compiles nothing.
 
     The same user always derives the same key.
 
@@ -80,12 +81,12 @@ def padded_rows(config: Config, workers: int) -> int:
 
 
 def sealed(name: str, artifacts: bytes, key: str) -> bytes:
-    """Return the contents of file ``name``: ``artifacts``, sealed with ``key``."""
+    """Return the bytes to write to file ``name``: ``artifacts`` after their seal, an HMAC with ``key``."""
     return _HEAD + _mac(name, artifacts, key) + artifacts
 
 
 def unsealed(name: str, data: bytes, key: str) -> bytes | None:
-    """Return the artifacts in ``data``, the contents of file ``name``; None if they are not sealed with ``key``."""
+    """Return the artifacts in ``data``, the bytes of file ``name``; None if their seal, an HMAC, does not fit ``key``."""
     begin = len(_HEAD) + _SEAL_BYTES
     artifacts = data[begin:]
     if not data.startswith(_HEAD) or not hmac.compare_digest(data[len(_HEAD) : begin], _mac(name, artifacts, key)):
@@ -105,7 +106,7 @@ class CompileCache:
 
     run: Folder
     key: str
-    """Key of the seals, from ``key_of`` in the run's driver; empty turns the cache off."""
+    """Key of the files' seals (HMACs), from ``key_of`` in the run's driver; empty turns the cache off."""
     config: Config
 
     def kind(self, device: torch.device) -> str:
@@ -138,11 +139,11 @@ class CompileCache:
         kind, folder = self.kind(device), Path(compiled_folder())
         try:
             with (folder / "springtide.lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # other processes of this node wait, and then find the files loaded
+                fcntl.flock(lock, fcntl.LOCK_EX)  # other processes of this node wait, then skip the loaded files
                 names = [f"{kind}/{name}" for name in (self.run / kind).names() if _FILE.fullmatch(name)]
                 return sum(self._load(name, folder) for name in sorted(names)[:_MOST_FILES])
         except OSError as error:
-            _log.warning("compiled code is not loaded from %s: %s", self.run.where(kind), error)
+            _log.warning("cannot load compiled code from %s (%s); compiling it again", self.run.where(kind), error)
             return 0
 
     def _load(self, name: str, folder: Path) -> bool:
@@ -152,7 +153,7 @@ class CompileCache:
         try:
             found = load_compiled(self._read(name))
         except Exception as error:  # any error: torch raises errors of many types here
-            _log.warning("compiled code is not loaded from %s: %s", self.run.where(name), error)
+            _log.warning("cannot load compiled code from %s (%s); compiling it again", self.run.where(name), error)
             return False
         mark.touch()
         return found
@@ -162,7 +163,7 @@ class CompileCache:
             raise ValueError(f"it has {size} bytes, above the limit of {_MOST_BYTES}")
         artifacts = unsealed(name, self.run.read(name), self.key)
         if artifacts is None:
-            raise ValueError("it is damaged, or of another user: its seal is not that of this run's user")
+            raise ValueError("it is damaged, or another user wrote it: its seal does not fit this run's user")
         return artifacts
 
     def save(self, name: str, lease: GroupLease, term: int) -> bool:
@@ -189,7 +190,7 @@ class CompiledCode(Part):
         self._saved, self._thread = 0, threading.Thread()
 
     def begin(self, found: Restored | None) -> None:
-        self._saved = 0  # save again after a rollback: a save in progress may have failed with the old lease
+        self._saved = 0  # save again after a rollback: a save in progress may fail, because its lease has ended
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
         """Start a save in a thread if code was compiled since the last save and no save is in progress."""
@@ -210,15 +211,15 @@ class CompiledCode(Part):
             cache.save(name, self._lease, term)
         except RunExists:
             pass  # a newer group has claimed the run, and saves the code that it compiles
-        except Exception as error:  # training does not need the cache
-            _log.warning("compiled code is not kept in %s: %s", cache.run.where(name), error)
+        except Exception as error:  # training goes on without the cache
+            _log.warning("cannot write compiled code to %s: %s", cache.run.where(name), error)
 
 
 # Warning when blocks fall back from compiled to eager execution.
 
 
 class Recompiles(Part):
-    """Watches whether the blocks of one worker group still run compiled."""
+    """Warns if blocks of the model that should run compiled fall back to eager execution."""
 
     def __init__(self, compiles: bool) -> None:
         """``compiles``: ``parallel.compile``, whether blocks should run compiled."""

@@ -16,8 +16,8 @@ _FIELD = "data wait"
 
 
 class DataWaits(Part):
-    """Sums up how long the ranks of one worker group wait for batches, and reports it after each save. It must come after
-    ``saves``, the checkpoint schedule, in the list of parts."""
+    """Sums up how long each rank of one worker group waits for batches, and reports the sums when a save has started. In the
+    list of parts (features of a step) it must come after ``saves``, the checkpoint schedule, which starts the saves."""
 
     def __init__(self, world: World, saves: CheckpointSchedule) -> None:
         self._saves, self._step = saves, StepsDone(0)

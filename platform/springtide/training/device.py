@@ -23,8 +23,8 @@ Tensors = dict[str, Tensor]
 def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Tensor, Tensors]]:
     """Return each batch with its tokens and its labels on ``device``.
 
-    Tokens are int64 (n, L + 1), negative where they are not predicted (``shards.signed``); label ids are int32. For a GPU, a
-    thread puts the next batch in pinned memory, so that its copy overlaps with computation.
+    Token ids are int64 (n, L + 1); a token that the loss ignores is ``~id``, a negative number (``shards.signed``). Label ids
+    are int32. For a GPU, a thread puts the next batch in pinned memory, so that its copy overlaps with computation.
     """
     found: Iterator[tuple[Batch, Tensor, Tensors]] = (
         (batch, torch.from_numpy(signed(batch.tokens)), _tensors(batch)) for batch in batches
@@ -41,7 +41,7 @@ def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[
 
 
 def _tensors(batch: Batch) -> Tensors:
-    # torch supports few operations on unsigned integers
+    # convert unsigned integers to int32: torch supports few operations on unsigned integers
     return {
         name: torch.from_numpy(column.astype(np.int32) if column.dtype.kind == "u" else column)
         for name, column in batch.columns.items()
@@ -62,9 +62,9 @@ def choose_kernels(parallel: ParallelConfig) -> None:
     """
     if parallel.threads:
         torch.set_num_threads(parallel.threads)
-    if parallel.deterministic:  # only ever turned on: a user's own code may have turned it on, too
+    if parallel.deterministic:  # never turn it off: a user's own code may have turned it on
         torch.use_deterministic_algorithms(True)
-        # deterministic mode would fill new memory, which is not needed: this code reads no memory before it is written
+        # do not fill new memory, as deterministic mode does: this code reads no memory before it is written
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
@@ -81,7 +81,7 @@ _SIZES = {"cpu": 1024, "cuda": 8192}
 _ROUNDS = 10
 
 
-@functools.cache  # a process keeps its device from one worker group to the next
+@functools.cache  # measure once: a process keeps its device in all its worker groups
 def peak_flops(device: torch.device) -> tuple[float, str]:
     """Return the peak FLOP/s of one device and the source of the number: a data sheet, or a matmul that is timed now."""
     if device.type == "cuda" and (known := data_sheet(torch.cuda.get_device_name(device))):

@@ -18,15 +18,17 @@ from springtide.training.part import DoneStep, Part, Share
 
 _SIZES = {"cpu": 768, "cuda": 4096}
 _COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
-"""Many times the size of the last-level cache, so that a copy measures memory bandwidth. An H100's L2 cache has 50 MB."""
+"""Number of bytes that the test copies: many times the last-level cache (50 MB of L2 on an H100), so that the copy measures
+memory bandwidth."""
 _ROUNDS = 5
 _PERIOD = 16
-"""Number of summands of the test product that cancel each other: 8 positive and 8 negative ones (``matrices``)."""
+"""Period of the signs in the test product: of 16 successive summands 8 are positive and 8 negative, and they cancel
+(``matrices``)."""
 _RESULTS = 5
 _MEASURE, _SPEED = "measure devices", "device speed"
 _SLOW_SHARE = {"cpu": SLOW_SHARE, "cuda": 0.9}
-"""``SLOW_SHARE`` per device type. The GPU limit is tighter: a throttling GPU loses 10 to 25%, and it is not shared with other
-programs, as CPUs are."""
+"""Device type -> share of the other ranks' median speed below which a rank is slow. The GPU limit is tighter: a throttling GPU
+loses 10 to 25%, and other programs do not share it, as they share CPUs."""
 
 
 def check_device(device: torch.device) -> Health:
@@ -46,7 +48,7 @@ def check_device(device: torch.device) -> Health:
 def matrices(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return two square matrices of small integers whose product is exact for any order or blocking of the sums, in bf16 too.
 
-    Each 16 successive summands of an element cancel, except for the small result that the first row of ``b`` adds.
+    In each element of the product, 16 successive summands cancel. Only the first row of ``b`` adds a small number, 0 to 4.
 
     Args:
         size: number of rows and of columns, a multiple of 16.
@@ -91,7 +93,8 @@ def _clock(device: torch.device) -> float:
 
 
 def speed(device: torch.device) -> float:
-    """Measure the FLOP/s that this process gets from the device now, in wall-clock time, with all disturbances."""
+    """Measure the FLOP/s that this process gets from the device now, in wall-clock time: other programs on the device lower
+    it."""
     a, b = matrices(_SIZES[device.type], _dtype(device), device)
     a @ b
     wait_for(device)
@@ -114,7 +117,7 @@ class StragglerDetector(Part):
     def __init__(self, world: World, nodes: Sequence[str], every_s: float) -> None:
         """``nodes``: the node of each rank; empty if unknown. ``every_s``: time between measurements [s]; 0 never measures."""
         self._world, self._nodes, self._every_s = world, nodes, every_s
-        self.begin(None)  # creates the attributes that each restore resets
+        self.begin(None)  # creates the attributes, which ``begin`` also resets at each restore
 
     def begin(self, found: Restored | None) -> None:
         self._next_s = time.monotonic() + self._every_s

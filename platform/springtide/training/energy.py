@@ -4,8 +4,9 @@
     rapl      energy counters of the host's CPU packages and memory, split equally among the host's ranks; readable by root
     estimate  CPU time of the rank's process x a constant: the energy of computing, without the idle energy of the machine
 
-The first source that can be read is used. The step's message is sent before the step ends, so later energy counts in the next
-step. Not counted: energy used after the last message of a worker group, and energy of a process before its training loop.
+The first of these sources that can be read is used. The energy is sent in the step's message before the step ends, so energy
+used after the message counts in the next step. Not counted: energy used after the last message of a worker group, and energy of
+a process before its training loop.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ _CORE_W = 3.5
 """Power of a busy vCPU, which is a hyperthread [W]. Source: Cloud Carbon Footprint, methodology, "average max watts" of AWS;
 GCP's is 4.26, Azure's 3.76."""
 _MOST_W = 10_000.0
-"""More power than any device or host of today uses [W]. A counter that grows faster was reset."""
+"""Power that no device or host of today reaches [W]. A counter that shows more was reset."""
 _POWERCAP = Path("/sys/class/powercap")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _FIELDS = "energy_j", "energy_between_j"
-"""Fields of the step's message and of the event ``StepDone``: all energy of a step, and the part of it between steps [J]."""
+"""Fields of the step's message and of the event ``StepDone``: energy of a step, and how much of it was used between the
+previous step and this step [J]."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,8 +72,8 @@ class Rapl:
         self._last = [_microjoules(zone) for zone, _ in self._zones]
 
     def joules(self) -> float:
-        """Return the energy that the host has used since this object was made [J]. If a counter has wrapped twice since the
-        last call, which takes a quarter of an hour or more, one of the two wraps is missed."""
+        """Return the energy that the host has used since this object was made [J]. Call it at least every 15 minutes: if a
+        counter wraps to 0 twice between two calls, only one wrap is noticed, and the result is too low."""
         for number, (zone, most) in enumerate(self._zones):
             now = _microjoules(zone)
             passed, self._last[number] = now - self._last[number], now
@@ -152,12 +154,13 @@ class EnergyMeter(Part):
             self._looked_s = self._clock()
             found = self._gpu.figures(done.step)
             if found.xids:
-                _log.warning("the GPU's driver has told critical errors, XID %s", ", ".join(map(str, found.xids)))
+                _log.warning("the GPU's driver reported critical errors: XID %s", ", ".join(map(str, found.xids)))
             if self._tells:
                 yield found
 
     def _passed(self) -> float:
-        """Return this rank's energy since the last call [J], partly extrapolated (``_EVERY_S``)."""
+        """Return this rank's energy since the last call [J]. Between two reads of the counter it is extrapolated
+        (``_EVERY_S``)."""
         now_s = self._clock()
         if now_s - self._read_s >= self._counter.every_s:
             self._read(now_s)
@@ -176,7 +179,7 @@ class EnergyMeter(Part):
             return
         passed_s, self._read_s = now_s - self._read_s, now_s
         grown_j, self._last_j = now_j - self._last_j, now_j
-        # the counter was reset; + 1 s, because counters are updated in jumps
+        # an impossible change: the counter was reset. 1 s is added because counters are updated in jumps
         if not 0 <= grown_j <= _MOST_W * (passed_s + 1.0):
             self._warn(f"moved by {grown_j:,.0f} J in {passed_s:.1f} s, which is skipped")
             return

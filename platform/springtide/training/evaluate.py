@@ -46,17 +46,20 @@ class Evaluations(Part):
         state: TrainState,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        """``data``: returns the data with the current order of samples. ``heartbeat``: called before each forward pass."""
+        """``data``: returns the data with the current order of samples, which a rollback changes. ``heartbeat``: called before
+        each forward pass."""
         self._config, self._data, self._world, self._state, self._heartbeat = config, data, world, state, heartbeat
         self.losses: dict[StepsDone, float] = {}
-        """Step -> held-out loss at that step, of the current trajectory alone: cleared at each restore."""
+        """Step -> held-out loss at that step. Cleared at each restore, so that it has no losses from before a rollback."""
         self._first = FirstLosses()
-        """Losses of this run at step 0 on the held-out sets of the run whose weights it started from."""
+        """Losses at step 0, with which later losses are compared to measure forgetting: on the held-out sets of the run whose
+        weights this run started from."""
         self._has_time = False
-        """True if the newest step came without a request to stop or leave; False before the first step after a restore."""
+        """True if the newest step received no request to stop or leave, so that there is time to evaluate. False before the
+        first step after a restore."""
 
     def begin(self, found: Restored | None) -> None:
-        self.losses.clear()  # after a rollback, these losses belong to abandoned weights
+        self.losses.clear()  # a rollback abandons the weights that had these losses
         self._has_time = False
         if found is None:
             return
@@ -140,7 +143,7 @@ def evaluate(
     model.train()
     nats, num_bytes = {}, {}
     for number, name in enumerate(data.eval_names):
-        # correctly rounded sums, so that the order of rows does not matter either
+        # fsum rounds only the final sum, so the order of rows does not matter either
         total, tokens, size = (math.fsum(column) for column in sums[rows.sets == number].T.tolist())
         if not tokens or not size:
             limit = f"the rows of the held-out set {name!r} predict no text"
@@ -172,8 +175,8 @@ class HeldoutRows:
         self._rows = np.concatenate(found)
 
     def read(self, where: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Read the slice ``where`` of the evaluation's rows. Returns token ids, int64 (n, L + 1), negative where they are not
-        predicted (``shards.signed``), and the bytes of text of each row, int64 (n,)."""
+        """Read the slice ``where`` of the evaluation's rows. Returns token ids, int64 (n, L + 1), and the bytes of text of each
+        row, int64 (n,). A token that the loss ignores is ``~id``, a negative number (``shards.signed``)."""
         sets, rows = self.sets[where], self._rows[where]
         tokens, num_bytes = np.empty((len(rows), self.length + 1), np.int64), np.empty(len(rows), np.int64)
         for number in np.unique(sets).tolist():
@@ -214,7 +217,7 @@ def _sums(
 def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str = "cpu") -> Evaluated:
     """Evaluate a committed checkpoint, and its averaged weights if it has them, in a single process and in the precision of
     training. Raises CheckpointError if the bytes of the checkpoint have changed since its commit."""
-    # the files of labels may be gone, and only training needs them
+    # open without labels (a teacher's predictions): only training needs them, and their files may be gone
     data = open_data(dataclasses.replace(config.data, labels=""))
     train, world = config.train, alone(torch.device(device_type))
 

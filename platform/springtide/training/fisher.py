@@ -37,8 +37,8 @@ def fisher_of_checkpoint(
 ) -> tuple[dict[str, Tensor], int]:
     """Return the Fisher information of a committed checkpoint on the training text of ``config``, and the number of tokens.
 
-    ``field``: name of a setting, for error messages about this text. Raises as ``fisher_information``; also ConfigError if the
-    text was prepared with another tokenizer, and CheckpointError if bytes of the checkpoint are damaged."""
+    ``field``: name of a setting, for error messages about this text. Raises the errors of ``fisher_information``; also
+    ConfigError if the text was prepared with another tokenizer, and CheckpointError if bytes of the checkpoint are damaged."""
     manifest, data = read_manifest(run, name), open_data(config.data)
     if manifest.meta.tokenizer_digest not in ("", data.tokenizer_digest):
         problem = f"has another tokenizer than {name}, {data.tokenizer_digest}"
@@ -55,7 +55,8 @@ def fisher_information(model: nn.Module, rows: Iterator[Tensor]) -> tuple[dict[s
 
     Args:
         model: the whole model, not sharded. Its adapters are skipped.
-        rows: rows of token ids, int64 (L + 1,) each, negative where they are not predicted (``shards.signed``).
+        rows: rows of token ids, int64 (L + 1,) each. A token that the loss ignores is ``~id``, a negative number
+            (``shards.signed``).
 
     Raises:
         ConfigError: no token of the rows is predicted, or a gradient is not finite.
@@ -74,11 +75,11 @@ def fisher_information(model: nn.Module, rows: Iterator[Tensor]) -> tuple[dict[s
                 found[name].addcmul_(parameter.grad.float(), parameter.grad.float())
         model.zero_grad(set_to_none=True)
     if not num_tokens:
-        raise ConfigError(explain("tokens", num_tokens, "of the rows are predicted", "name another dataset"))
+        raise ConfigError(explain("tokens", num_tokens, "none is predicted in these rows", "name another dataset"))
     for name, squares in found.items():
         squares.div_(num_tokens)
         if bad := what_is_bad(squares):
-            raise ConfigError(explain("fisher", name, f"has {bad}", "look at the loss of this checkpoint"))
+            raise ConfigError(explain("fisher", name, f"has {bad}", "check the loss of this checkpoint"))
     return found, num_tokens
 
 

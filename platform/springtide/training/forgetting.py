@@ -30,7 +30,8 @@ _COMPONENT, _ROWS, _LOSSES = "forgetting", "rows", "losses"
 
 @dataclasses.dataclass(frozen=True)
 class FirstLosses:
-    """Losses at step 0 on the held-out sets of the base run; empty in a run without a base run."""
+    """Losses at step 0 on the held-out sets of the base run, the run whose weights this run starts from; empty without a base
+    run."""
 
     losses: dict[str, float] = dataclasses.field(default_factory=dict)
     """Held-out set -> loss [nats per token]."""
@@ -55,11 +56,12 @@ class FirstLosses:
 
     @property
     def components(self) -> dict[str, Any]:
-        """Entry with these losses for ``Meta.components`` of a checkpoint."""
+        """Return these losses as an entry of ``Meta.components``, the metadata of a checkpoint; empty without losses."""
         return {_COMPONENT: {_LOSSES: self.losses, _ROWS: self.rows}} if self.losses else {}
 
     def compared(self, found: Evaluated) -> Evaluated:
-        """Return the evaluation ``found`` with the forgetting of each set added [nats per token]."""
+        """Return the evaluation ``found`` with the forgetting of each set added: its loss now minus its loss at step 0 [nats
+        per token]."""
         if found.rows != self.rows:
             return found
         worse = {name: found.losses[name] - loss for name, loss in self.losses.items() if name in found.losses}
@@ -67,9 +69,10 @@ class FirstLosses:
 
 
 def with_old_sets(config: Config) -> tuple[Config, list[str]]:
-    """Return ``config`` with the held-out sets of the base run added to ``stream.eval_datasets``, except sets that the run
-    evaluates already. Also return remarks for the user about sets that cannot be evaluated. The config of a branch
-    (``start_with = state``) is unchanged, because it has the held-out sets of the run that it continues."""
+    """Return ``config`` with the held-out sets of the base run (whose weights this run starts from) added to
+    ``stream.eval_datasets``. Sets that the run evaluates already are not added. Also return remarks for the user about sets
+    that cannot be evaluated. The config of a branch (``start_with = state``) is unchanged, because it has the held-out sets of
+    the run that it continues."""
     if not config.train.start_from or config.train.start_with == "state" or not config.train.eval_tokens:
         return config, []
     remarks: list[str] = []
@@ -93,7 +96,8 @@ def with_old_sets(config: Config) -> tuple[Config, list[str]]:
 
 
 def old_names(config: Config, data: Data) -> list[str]:
-    """Return the names of the held-out sets of ``data`` that belong to datasets of the base run of ``config``."""
+    """Return the names of the held-out sets of ``data`` that come from the base run, the run whose weights a run of ``config``
+    starts from."""
     if not config.train.start_from or config.train.start_with == "state":
         return []
     digests = set(_digests(_saved(config)))
@@ -101,8 +105,8 @@ def old_names(config: Config, data: Data) -> list[str]:
 
 
 def _saved(config: Config) -> Config | None:
-    """Return the config that the base run saved with its checkpoint; None if the checkpoint has none, as from a user's own
-    training loop."""
+    """Return the config in the checkpoint that a run of ``config`` starts from. None if the checkpoint cannot be read, or has
+    no config, as from a user's own training loop."""
     try:
         saved = read_manifest(*split(config.train.start_from)).config
     except CheckpointError:  # ``start_check`` reports this error when the run starts from the checkpoint

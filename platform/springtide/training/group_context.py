@@ -18,13 +18,14 @@ class GroupContext:
     """Nodes of a worker group, callbacks of its driver, and its cache of compiled code."""
 
     owner: str = ""
-    """Owner id of the driver that has claimed the run. Empty without a driver: the worker group claims the run itself."""
+    """Id of the driver that has claimed the run: only it may write the run. Empty without a driver: the worker group claims the
+    run itself."""
     nodes: Sequence[str] = ()
     """Node of each rank; empty if unknown."""
     markets: Sequence[str] = ()
-    """Market of each rank's node, such as spot; empty if unknown."""
+    """How each rank's node is bought, such as spot; empty if unknown."""
     read_elsewhere: ReadElsewhere | None = None
-    """Reads a file again, on a node other than the nodes that found the file damaged. None if no other node can read it."""
+    """Reads a file again on a node other than those that found the file damaged. None if there is no such node."""
     heartbeat: Callable[[], None] = lambda: None
     """Called repeatedly during a save or an evaluation: the group is alive, although it makes no steps."""
     time_to_leave_s: Callable[[], float] = lambda: math.inf

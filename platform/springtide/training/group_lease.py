@@ -24,18 +24,19 @@ class GroupLease:
 
     run: Folder
     owner: str
-    """Owner id of the driver that has claimed the run. Empty without a driver: the group claims the run itself."""
+    """Id of the driver that has claimed the run. Empty without a driver: the group claims the run itself."""
     node: str
     """Node of this rank; empty if unknown."""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Sources of the user's own code (``Config.needs_trust``), which a claim without a driver records as trusted."""
+    """Setting -> the user's own code that it names (``Config.needs_trust``). A claim without a driver records this code as
+    trusted."""
     term: int = 0
     """Number (term) of the lease that the group holds now; the same on every rank."""
 
     def claim(self, ends: int = 0) -> int:
         """Claim the run and return the number (term) of the new lease. ``ends``: term of the lease that the group has held
-        until now; 0 if none. Raises RunExists if another owner holds the run, UnfitNode if this node does not see the driver's
-        claim."""
+        until now; 0 if none. Raises RunExists if another owner holds the run, UnfitNode if this node cannot read the claim that
+        the driver has written."""
         again, self.owner = bool(self.owner), self.owner or secrets.token_hex(8)
         fault_point("claim", "before")
         try:
@@ -47,26 +48,27 @@ class GroupLease:
 
     def go_back_to(self, ended: int, step: StepsDone, reason: str) -> int:
         """Claim the run again, end the lease with the number ``ended``, and abandon every checkpoint and snapshot after
-        ``step``. Returns the number (term) of the new lease. If no checkpoint is left, the run does not restart at step 0 on
-        its own (``checkpoint/fresh_start.py``)."""
+        ``step``. Returns the number (term) of the new lease. If no checkpoint is left, the run does not restart at step 0
+        without the user (``checkpoint/fresh_start.py``)."""
         mine = self.claim(ends=ended)  # first, because the claim fails if another group has taken over the run
         leases.end(self.run, ended)
-        # from now on, no snapshot after ``step`` is restored. Noted before checkpoints are marked as abandoned
+        # from now on, no snapshot after ``step`` is restored. Write this before checkpoints are marked as abandoned, so that a
+        # crash in between leaves no snapshot to restore
         leases.note_gone_back(self.run, mine, step)
         abandon_after(self.run, step, reason, mine)
         return mine
 
     def go_back(self, ended: int, config: Config, identity: Identity, skip: tuple[int, ...]) -> int:
-        """Claim the run again, end the lease with the number ``ended``, and abandon the checkpoints that were trained on steps
-        of ``skip``. ``skip`` is written to the run's config, so that every later worker group skips these steps. Returns the
-        number (term) of the new lease."""
+        """Claim the run again, end the lease with the number ``ended``, and abandon the checkpoints that were trained on any
+        step of ``skip``, indexes of steps in the data order. ``skip`` is written to the run's config, so that every later
+        worker group skips these steps. Returns the number (term) of the new lease."""
         mine = self.claim(ended)  # first, because the claim fails if another group has taken over the run
         # from now on, no earlier snapshot is restored: a faulty device may have corrupted it
         leases.note_rollback(self.run, mine)
         leases.end(self.run, ended)
         if not check_order(self.run, identity, go_back=True, term=mine):
-            begin_from_scratch(self.run, mine)  # every checkpoint was trained on skipped steps
-        # prefer the saved config: this group's own config may have a smaller micro-batch
+            begin_from_scratch(self.run, mine)  # no usable checkpoint: all were trained on skipped steps
+        # change the saved config, not this group's own config, which may have a smaller micro-batch
         known = self.run.exists(configs.RUN_CONFIG)
         saved = (
             configs.parse(self.run.read(configs.RUN_CONFIG), self.run.where(configs.RUN_CONFIG)) if known else config

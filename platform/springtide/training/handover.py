@@ -44,13 +44,14 @@ class Handover(Part):
             kept = not self._evacuates and self._snapshots.leave(step, on_first(self._time_to_leave_s))
             if not kept:
                 yield from self._saves.finish(step)
-            self._end_lease()  # so that the next group does not count this group as lost
+            self._end_lease()  # otherwise the next group would count this group as lost
             yield Left(step=step, kept_in="memory" if kept else "store")
         if verdict not in (Verdict.STOP, Verdict.FINISH):
             return
         yield from self._saves.finish(step)
         if verdict is Verdict.FINISH and not on_first(self._is_committed):
-            # an earlier group was lost after the last step, and this group restored the state from memory: no checkpoint has it
+            # no checkpoint has the last step: an earlier group was lost after it, and this group restored it from memory. Save
+            # it
             self._saves.last_step = StepsDone(-1)
             yield from self._saves.finish(step)
         self._saves.end()

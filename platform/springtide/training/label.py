@@ -1,5 +1,6 @@
-"""Label the row groups of a dataset with a model. Row groups are independent, so a labelling may be killed at any moment and
-resumed by any number of processes, and the resulting bytes are the same.
+"""Label the row groups (Parquet's unit of rows) of a dataset: compute a model's log-probabilities for their tokens. Row groups
+are independent. So labelling may be killed at any moment and resumed by any number of processes, and the resulting bytes are
+the same.
 
     tokens of a row group -> model, some rows at a time -> log-probabilities -> file of labels, then a record of its digest
 """
@@ -35,7 +36,7 @@ class LabelModel:
     checkpoint: str
     model: ModelConfig
     parallel: ParallelConfig
-    """The parallel config of its training: labels are computed in the same precision."""
+    """The ``parallel`` settings of the model's training: labels are computed in the same precision."""
     vocab_size: int
     eos_id: int | None
     bos_id: int | None
@@ -111,7 +112,7 @@ def columns_of(model: nn.Module, tokens: np.ndarray, layout: LabelLayout, vocab_
     if layout.what == "logprob":
         return {"logprobs": log_BLV.gather(-1, rows_BL[:, 1:, None])[..., 0].cpu().numpy()}
     logprobs_BLK, ids_BLK = most_likely(log_BLV, layout.k, vocab_size)
-    least = torch.finfo(torch.float16).min  # log-probability of an impossible id, in place of -inf
+    least = torch.finfo(torch.float16).min  # stands for -inf, the log-probability of an impossible id
     return {
         "logprobs": logprobs_BLK.clamp_min(least).half().cpu().numpy(),
         "ids": ids_BLK.cpu().numpy().astype(layout.id_type),
@@ -129,7 +130,7 @@ def most_likely(log_BLV: Tensor, k: int, vocab_size: int) -> tuple[Tensor, Tenso
     """
     log_BLV = log_BLV[..., :vocab_size]
     if k == vocab_size:
-        return log_BLV, torch.arange(k, device=log_BLV.device).expand(log_BLV.shape)  # a view: the ids take no memory
+        return log_BLV, torch.arange(k, device=log_BLV.device).expand(log_BLV.shape)  # a view, which takes no memory
     best = log_BLV.topk(k, dim=-1)
     return best.values, best.indices
 

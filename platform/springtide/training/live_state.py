@@ -28,8 +28,8 @@ from springtide.training.state import TrainState
 
 
 class LiveState(Part):
-    """The state on one rank's device, offered to the next worker group after a loss. Must be the last part in the group's list,
-    because parts that run later could still change the checkpoint's metadata."""
+    """The state on one rank's device, offered to the next worker group after a loss. Must be the last in the group's list of
+    parts (features of a step), because a later part could still change the checkpoint's metadata."""
 
     def __init__(
         self,
@@ -51,19 +51,19 @@ class LiveState(Part):
         self._lock = threading.Lock()
 
     def offer_restored(self) -> None:
-        """Offer the restored state to a next worker group before the first step, which may take long: a state that was restored
-        from surviving ranks has no copies. A run at its beginning has no optimizer state and nothing to lose, so it offers
-        nothing."""
+        """Offer the restored state to the next worker group already before the first step, which may take long. A state that
+        came from surviving ranks has no other copy. At the beginning of a run the optimizer has no state: nothing can be lost,
+        and nothing is offered."""
         if self._state.optimizer.state:
             self._offer()
 
     def before_update(self) -> None:
-        """Stop offering the state after the last step, because the weights may change from now on."""
+        """Stop offering the state, because the weights may change from now on."""
         self._whole = None
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
-        """Keep the state after this step available for the worker group that may replace this one. Not if the step will be
-        rolled back, or this group was lost during the step."""
+        """Offer the state after this step to the worker group that may replace this one. Offer nothing if the step will be
+        rolled back, or if this group was lost during the step."""
         if done.verdict is not Verdict.ROLL_BACK:
             self._offer()
         return iter(())
@@ -80,16 +80,17 @@ class LiveState(Part):
                 self._whole, self._updated = found, updated
 
     def freeze(self) -> None:
-        """Drop the offered state if the device has not finished its update: an optimizer may wait in a collective, which an
-        abort releases with garbage. Call it, from any thread, after ``World.aborted`` is set, which stops further offers, and
-        before any communicator is aborted."""
+        """Stop offering the state if the device has not finished its update. An optimizer may then wait in a collective, and an
+        abort of the collective would put garbage into the weights. May be called from any thread: after ``World.aborted`` is
+        set, which stops further offers, and before any communicator is aborted."""
         with self._lock:
             if self._updated is not None and not self._updated.query():
                 self._whole = None
 
     def offer(self, survivors: Sequence[int]) -> LiveShard | None:
-        """Return the step and the shard that this rank still has. Returns None if its state is not that after a whole step, or
-        if the ranks ``survivors`` together lack a shard. Call it when the training thread has ended."""
+        """Return which step's state, and which shard of it, this rank can still provide. Returns None if its state is not that
+        after a finished step, or if the surviving ranks, ``survivors``, together lack a shard. Call it when the training thread
+        has ended."""
         world = self._world
         num_shards = world.size // world.copies
         if self._whole is None or not covers([rank % num_shards for rank in survivors], num_shards):
@@ -97,8 +98,8 @@ class LiveState(Part):
         return LiveShard(world.rank, self._whole[1].step, world.rank % num_shards, num_shards)
 
     def deposit(self, ranks: Sequence[int]) -> None:
-        """Store this rank's part of the state in the snapshot store of its node. ``ranks``: the ranks that share out the state,
-        all after the same step. Raises OSError if the node has too little memory."""
+        """Store this rank's part of the state in the snapshot store of its node. ``ranks``: the surviving ranks, all after one
+        step, each of which stores a part. Raises OSError if the node has too little memory."""
         assert self._store is not None
         assert self._whole is not None, "only a rank that has offered its state is asked for it"
         term, meta = self._whole

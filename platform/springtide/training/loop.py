@@ -1,4 +1,4 @@
-"""The training loop: an iterator of events. It does not depend on Ray, consoles or trackers; they consume the events.
+"""The training loop: an iterator of events. Ray, consoles and trackers consume these events; the loop does not depend on them.
 Features plug in as parts, which the loop calls only through the class ``Part``. ``parts.py`` lists them.
 
 The caller of ``TrainLoop.events`` passes two functions:
@@ -64,7 +64,7 @@ class TrainLoop:
     folder: Folder
     """The run's folder, which contains its checkpoints."""
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Labels that are written into every checkpoint."""
+    """Names and texts that are written into the metadata of every checkpoint."""
     snapshot_store: SnapshotStore | None = None
     """Store of this rank's in-memory snapshots. None: no snapshots are taken."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -73,7 +73,8 @@ class TrainLoop:
 
     def __post_init__(self) -> None:
         begin, config = time.perf_counter(), self.config
-        if self.folder.exists(configs.RUN_CONFIG):  # earlier worker groups may have skipped steps in a rollback
+        # the saved config lists the steps that earlier worker groups skipped in a rollback: skip them, too
+        if self.folder.exists(configs.RUN_CONFIG):
             saved = configs.parse(self.folder.read(configs.RUN_CONFIG), self.folder.where(configs.RUN_CONFIG))
             self.data = self.data.skipping(map(OrderStep, saved.stream.skip))
         choose_kernels(config.parallel)
@@ -95,14 +96,14 @@ class TrainLoop:
             model, optimizer, self.world, loss, config.optim.clip_norm, lambda: self.loss_scale.value, parts_of(self)
         )
         self._begun = contextlib.ExitStack()
-        """Stack that closes the parts whose ``begin`` was called."""
+        """Stack that closes the parts (features of a step) whose ``begin`` was called."""
         self.phases_s["model"] = time.perf_counter() - begin
         self.figures = figures.on(self.world.device)
         self.phases_s["peak"] = time.perf_counter() - begin - self.phases_s["model"]
 
     @property
     def parts(self) -> Sequence[Part]:
-        """All parts, in the order in which they are called."""
+        """All parts (features of a step), in the order in which they are called."""
         return self.setup.parts
 
     def events(
@@ -135,7 +136,7 @@ class TrainLoop:
 
     def _stretch(self, feed: Feed) -> Generator[Event, None, Verdict]:
         """Train with one fixed order of samples, until the run ends or a part requests a rollback, a hand-over or a stop.
-        Returns the final verdict: which of these it was."""
+        Returns the verdict that ended training: FINISH, ROLL_BACK, LEAVE or STOP."""
         state, last, world = self.state, self.config.num_steps, self.world
         reader = RankReader(self.data, world.rank, world.size)
         batches = to_device(feed(reader, state.step) if state.step < last else (), world.device)

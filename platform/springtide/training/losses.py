@@ -19,7 +19,7 @@ from springtide.model import IGNORE_INDEX, are_watched, see_logits
 from springtide.model.objective import Columns, Objective
 
 _PER_NAT = 2.0**24
-"""Resolution of summed cross-entropies: 1 / 2**24 nats, so that sums over rows are exact (``row_losses``)."""
+"""A row's cross-entropy is rounded to a multiple of 1 / 2**24 nats, so that sums over rows are exact (``row_losses``)."""
 NO_COLUMNS: Columns = {}
 
 
@@ -36,7 +36,7 @@ class LossOptions:
         """Return the divisor of a step's loss: its number of tokens, or the total weight of the objective.
 
         Args:
-            sums: sums over all ranks and micro-batches of the sums of the objective, or of the cross-entropies.
+            sums: the objective's sums, or the cross-entropies, added up over all ranks and micro-batches.
             num_tokens: predicted tokens of all ranks.
 
         Raises:
@@ -54,7 +54,7 @@ class MicroBatch(NamedTuple):
     """Everything that the result of a micro-batch depends on, except the weights and random numbers."""
 
     rows: Tensor
-    """Token ids, int64 (B, L + 1), negative where they are not predicted (``shards.signed``)."""
+    """Token ids, int64 (B, L + 1). A token that the loss ignores is ``~id``, a negative number (``shards.signed``)."""
     loss_weight: float
     """Factor by which the summed loss is multiplied before backward."""
     loss: LossOptions
@@ -72,14 +72,15 @@ returns the objective's sums, (size,), of which the first is minimised."""
 
 
 def compute(model: nn.Module, one: MicroBatch) -> Tensor:
-    """Run forward and backward of a micro-batch. This is the ``Compute`` that parts wrap."""
+    """Run forward and backward of a micro-batch. Parts (features of a step) may wrap this function."""
     total, sums = loss_of(model, one)
     (total * one.loss_weight).backward()
     return sums
 
 
 def loss_of(model: nn.Module, one: MicroBatch) -> tuple[Tensor, Tensor]:
-    """Run forward of a micro-batch. Returns the scalar to minimise, and the result of ``compute``."""
+    """Run forward of a micro-batch. Returns the scalar to minimise, and what ``compute`` returns: the cross-entropy of each
+    row, or the objective's sums."""
     objective = one.loss.objective
     if objective is None:
         return row_losses(model, one.rows, one.loss.z_weight, one.padded_rows)
@@ -87,13 +88,13 @@ def loss_of(model: nn.Module, one: MicroBatch) -> tuple[Tensor, Tensor]:
     outputs_BLV, B = _checked(model(tokens_BL), targets_BL), len(one.rows)
     if are_watched():
         see_logits(outputs_BLV.detach().flatten(0, 1), targets_BL.flatten() != IGNORE_INDEX)
-    # leave out padding rows, because an objective may count rows
+    # do not pass padding rows to the objective, which may count rows
     return objective(outputs_BLV[:B] if B else outputs_BLV, tokens_BL[:B], targets_BL[:B], one.columns)
 
 
 def row_losses(model: nn.Module, rows_BL: Tensor, z_weight: float = 0.0, padded_rows: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the loss of ``rows_BL`` (B, L + 1), summed over its tokens, fp32 scalar, and the cross-entropy of each row,
-    float64 (B,), without gradient. The loss is that of ``head_loss``, with z-loss.
+    """Return the loss of ``rows_BL`` (B, L + 1), summed over its tokens, an fp32 scalar. Also return the cross-entropy of each
+    row, float64 (B,), without gradient. Only the loss includes z-loss, as in ``head_loss``.
 
     The rows are padded up to ``padded_rows``, so that a compiled model is called with a single shape; padding rows do not
     count. A rank without rows still runs the model, on one padding row, because the collectives of the other ranks wait for it.
@@ -104,7 +105,7 @@ def row_losses(model: nn.Module, rows_BL: Tensor, z_weight: float = 0.0, padded_
     else:
         total, nats_N = _of_logits(model(tokens_BL), targets_BL, z_weight)
     nats_B = nats_N.view_as(targets_BL)[: len(rows_BL)].sum(dim=1, dtype=torch.float64)
-    # round to multiples of 2**-24: their sums are exact below 2**29, so they do not depend on which rank has which row
+    # round to multiples of 2**-24. Sums of them below 2**29 are exact, so they do not depend on which rank has which row
     return total, torch.round(nats_B * _PER_NAT) / _PER_NAT
 
 
@@ -146,7 +147,7 @@ def _of_logits(logits_BLV: Any, targets_BL: Tensor, z_weight: float) -> tuple[Te
 
 
 def _logits(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
-    """Return the logits as fp32 (N, V). Raises as ``_checked``."""
+    """Return the logits as fp32 (N, V). Raises TrainingFailed if they are not a tensor (B, L, V)."""
     return _checked(logits_BLV, targets_BL).flatten(0, 1).float()
 
 
@@ -161,12 +162,12 @@ def _checked(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
 
 
 def loss_mask(rows_BL: Tensor) -> Tensor:
-    """Return a mask of the tokens of rows (B, L + 1) that the loss predicts, bool (B, L). The first token of a row is left
-    out."""
+    """Return which tokens of rows (B, L + 1) the loss predicts, bool (B, L). The first token of a row is never predicted, so it
+    has no entry."""
     return rows_BL[:, 1:] >= 0
 
 
-# Splitting the rows of a worker in a step into micro-batches, as many as every other worker has.
+# Split the rows of a worker in a step into micro-batches. Every worker gets the same number of them.
 
 
 def micro_batches(
@@ -175,9 +176,10 @@ def micro_batches(
     """Return the micro-batches of a worker as slices of its rows in this step. ``lane_rows``: number of rows in each of its
     lanes (fixed shares of every batch).
 
-    Each micro-batch runs collectives, so every worker makes as many as the worker with the most lanes, ``most_lanes``, needs.
-    Some of them are empty. ``rows_per_lane``: rows of a full lane. ``micro_batch``: largest number of rows in a micro-batch.
-    ``by_lane``: no micro-batch holds rows of two lanes, so the same rows are computed together at any world size.
+    Each micro-batch runs collectives, so every worker must have the same number of micro-batches: as many as a worker with
+    ``most_lanes`` lanes needs. A worker with fewer lanes gets some empty ones. ``rows_per_lane``: rows of a full lane.
+    ``micro_batch``: largest number of rows in a micro-batch. ``by_lane``: True if no micro-batch may hold rows of two lanes.
+    Then the same rows are computed together at any world size.
     """
     # a cell is a group of rows that is split by itself: one lane, or all rows of the worker
     cells, most_cells = (list(lane_rows), most_lanes) if by_lane else ([sum(lane_rows)], 1)

@@ -5,9 +5,10 @@
     message.by_rank("speed", 0.2)     the value of each rank
     message.digest("samples", n)      a sum of 64-bit integers modulo 2**64
 
-Every rank adds the same fields in the same order, so a field's position in the all-reduced tensor needs no exchange. The ranks
-compare their fields in the first step of a group. In a later step, a rank whose part failed or whose fields changed sends a
-failure flag and zeros of the expected length. Either way all ranks raise an error that names this rank, and no rank hangs.
+Parts (features of a step) add the fields. Every rank adds the same fields in the same order, so a field has the same position
+in the all-reduced tensor on every rank. The ranks compare their fields in the first step of a group. If a part fails or adds
+other fields in a later step, its rank sends a failure flag and zeros of the expected length. Then all ranks raise an error that
+names this rank, as they do if the comparison fails, and no rank hangs.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Fields = tuple[tuple[str, str, int, bool], ...]
 
 
 class PartFailed(RuntimeError):
-    """The parts of a rank add other fields to the step's message than rank 0 does, or than they did in the group's first
-    step."""
+    """The parts of a rank (features of a step) add other fields to the step's message than rank 0 does, or than in the group's
+    first step."""
 
 
 class PeerFailed(PartFailed):
@@ -39,7 +40,7 @@ class PeerFailed(PartFailed):
 
 
 class FieldsOfGroup:
-    """The fields that every message of a worker group has: ``known``, None before the first message."""
+    """Remembers in ``known`` which fields the messages of a worker group have; None before the first message."""
 
     def __init__(self) -> None:
         self.known: Fields | None = None
@@ -93,8 +94,8 @@ class StepMessage:
 
     def exchange(self, group: FieldsOfGroup) -> Agreed:
         """Sum the fields over all ranks in one all-reduce and return the sums. All ranks call it together. This is the step's
-        only wait for the device. ``group``: keeps the fields of this worker group's first message. The
-        first call sets them, and later messages must have the same fields. A part is a feature that adds fields to the message.
+        only wait for the device. ``group``: remembers the fields of the worker group's first message; later messages must have
+        the same fields. Below, a part is a feature of the step that adds fields.
 
         Raises:
             Exception: the error that a part raised on this rank, or a SpringtideError that a part raised on another rank.
@@ -160,8 +161,8 @@ class StepMessage:
                 raise failure
 
     def _send_zeros(self, fields: Fields) -> None:
-        """Replace the added values by zeros and set the failure flag, because the other ranks wait for a message of this
-        length."""
+        """Replace the added values by zeros and set the failure flag. The other ranks wait for a message with the length of
+        ``fields``."""
         on_device = sum(length for _, _, length, is_on_device in fields if is_on_device)
         self._on_device = [torch.zeros(on_device, dtype=torch.float64, device=self._world.device)]
         self._on_host = [
@@ -172,13 +173,14 @@ class StepMessage:
 
 
 class Agreed(dict[str, Any]):
-    """The agreed values after the exchange, by field name. The kind of a field decides the type of its value: a sum gives a
-    float, or a tuple of floats for a tensor (n,); ``by_rank`` a tuple of floats; ``any`` a bool; ``digest`` an int."""
+    """The values that all ranks have after the exchange, by field name. The kind of a field decides the type of its value: a
+    sum gives a float, or a tuple of floats for a tensor (n,); ``by_rank`` a tuple of floats; ``any`` a bool; ``digest`` an
+    int."""
 
 
 def _read(fields: Fields, sums: list[float]) -> dict[str, Any]:
     found = dict[str, Any]()
-    # the summed tensor has the fields from devices first, then those from hosts: index of the next value of either kind
+    # the summed tensor has all values from devices first, then all values from hosts: next index of each kind
     begins = [0, sum(length for _, _, length, is_on_device in fields if is_on_device)]
     for name, kind, length, is_on_device in fields:
         place = not is_on_device

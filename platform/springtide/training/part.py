@@ -9,9 +9,9 @@ and what it may do:
     before_step      the step's batch has arrived
     wrap_compute     before forward: wrap the function that computes each micro-batch of this step
     contribute       after backward: add fields to the step's message (the step's one all-reduce)
-    receive          after the all-reduce: read what all ranks agreed on; may change the gradient norm and add figures
-    add_gradients    after clipping: add to the gradients
-    before_update    wait until the weights may change
+    receive          after the all-reduce: read its sums; may change the gradient norm and add metrics
+    add_gradients    after clipping: add terms to the gradients
+    before_update    before the weights change: wait until copies of them, such as for a save, are made
     allows_update    return False to skip the update of the weights
     verdict          return what training does after this step: continue, roll back, leave, stop or finish
     after_step       after every step
@@ -62,12 +62,12 @@ class Work:
     """The input of one rank in a step."""
 
     rows: Tensor
-    """This rank's rows of token ids on its device, int64 (n, L + 1). A token that is not predicted is negative, ``~id``
-    (``shards.signed``)."""
+    """This rank's rows of token ids on its device, int64 (n, L + 1). A token that the loss ignores is ``~id``, a negative
+    number (``shards.signed``)."""
     micro_batches: Sequence[slice]
     """Slices of ``rows``, some of them empty. Every rank has the same number."""
     tokens_per_step: int
-    """Tokens of a full step over all ranks, including tokens that the loss does not predict."""
+    """Number of tokens of a step over all ranks, including tokens that the loss ignores."""
     padded_rows: int = 0
     """Number of rows to which each micro-batch is padded; 0 pads only an empty micro-batch."""
     sample_ids: np.ndarray = dataclasses.field(default_factory=lambda: _NO_SAMPLES)
@@ -91,7 +91,8 @@ class Share:
 
     work: Work
     sums: Tensor
-    """Summed cross-entropy of this rank's rows in nats, float64 (1,). With a custom objective: all its sums, (size,)."""
+    """Summed cross-entropy of this rank's rows in nats, float64 (1,). With a custom objective: the objective's sums,
+    (size,)."""
     row_nats: Tensor | None
     """Cross-entropy of each row, float64 (n,); None with an objective."""
     row_tokens: Tensor
@@ -107,7 +108,7 @@ class StepResult:
     """Result of a step, the same on every rank."""
 
     loss: float
-    """Nats per token. With an objective: its sum divided by its total weight."""
+    """Loss in nats per token. With a custom objective: the objective's sum divided by its total weight."""
     grad_norm: float
     tokens: int
     digest: int
@@ -115,7 +116,7 @@ class StepResult:
     agreed: Agreed = dataclasses.field(default_factory=Agreed)
     """All fields of the step's message (its one all-reduce), summed over ranks."""
     correction: float = 1.0
-    """Factor that turns the gradients of ``Share`` into gradients of the loss per token."""
+    """``Share.gradients`` times this factor are the gradients of the loss per token."""
     requests: frozenset[GroupRequest] = frozenset()
     """Requests to the group, such as to save or stop, that any rank received since the previous step."""
     updated: bool = True
@@ -157,10 +158,11 @@ class Part:
         return iter(())
 
     def before_step(self, work: Work) -> None:
-        """Prepare the step whose input is ``work``."""
+        """Prepare this part for the step whose input is ``work``."""
 
     def wrap_compute(self, compute: Compute) -> Compute:
-        """Return ``compute``, or a wrapper of it that this part puts around each micro-batch of this step."""
+        """Return ``compute``, which computes a micro-batch, or a wrapper of it. It is used for each micro-batch of this
+        step."""
         return compute
 
     def contribute(self, message: StepMessage, share: Share) -> None:
@@ -174,7 +176,7 @@ class Part:
         """Add this part's own terms to the gradients, which clipping has multiplied by ``clip`` (at most 1)."""
 
     def before_update(self) -> None:
-        """Wait until the weights may change."""
+        """Wait until the weights may change: until no copy of them, such as for a save, is being made."""
 
     def allows_update(self, result: StepResult) -> bool:
         """Return True if this step may update the weights. Must return the same on every rank."""

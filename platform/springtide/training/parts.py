@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 def parts_of(loop: TrainLoop) -> list[Part]:
-    """Return the parts of a worker group. All ranks call it together, after ``loop`` has made its model and optimizer and
-    before the first step."""
+    """Return the parts (features of a step) of a worker group. All ranks call it together, after ``loop`` has made its model
+    and optimizer and before the first step."""
     config, world, state, context = loop.config, loop.world, loop.state, loop.context
 
     def data() -> Data:

@@ -65,7 +65,7 @@ def _ask_psutil(name: str) -> Any:
 
 
 def check_can_tell(text: str, machine: Sensors) -> None:
-    """Raise ConfigError if ``text``, as ``train.only_when``, has a condition for which ``machine`` has no sensor."""
+    """Raise ConfigError if ``text``, the value of ``train.only_when``, has a condition for which ``machine`` has no sensor."""
     wanted = only_when(text)
     for name, asked, known in (
         ("battery", wanted.battery, machine.battery),

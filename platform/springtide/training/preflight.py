@@ -47,8 +47,8 @@ _LOOKS, _LOOK_S = 10, 1.0
 
 
 def preflight(config: Config, compiled: CompileCache | None = None) -> Health:
-    """Run the preflight and return the device's health. The process must not be in a process group before, and is in none
-    afterwards.
+    """Run the preflight and return the device's health: speeds and faults. The process must not be in a torch process group
+    when this is called, and is in none afterwards.
 
     Args:
         config: the run's config.
@@ -59,7 +59,7 @@ def preflight(config: Config, compiled: CompileCache | None = None) -> Health:
         choose_kernels(config.parallel)
         if compiled is not None:
             compiled.load(here.device)
-        if not config.model.source:  # the test step is for our decoder: a user's model may be large
+        if not config.model.source:  # no test step with a user's model, which may be large
             one_block = config.model.model_copy(update={"num_layers": 1})
             _step(config, here, one_block, _VOCABULARY, *_shape(config), as_several=config.elastic.max_workers > 1)
         peak_flops(here.device)
@@ -72,7 +72,7 @@ def preflight(config: Config, compiled: CompileCache | None = None) -> Health:
 
 def check_gpu(device: torch.device) -> list[str]:
     """Return warnings about a GPU and its host that may train, for the user to fix; none for a CPU. Raises ConfigError if the
-    GPU must not train. For processes that a user starts; on Ray the node of such a GPU is excluded instead.
+    GPU must not train. Called by processes that a user starts. On Ray the node of such a GPU is excluded instead.
 
     Args:
         device: this process's device.
@@ -92,7 +92,7 @@ def device_fault(device: torch.device, share: float = 1.0) -> str:
 
     Args:
         device: the GPU.
-        share: share of the GPU that the worker has. With less than one GPU, others may use it too.
+        share: share of the GPU that the worker has. If it is below 1, other processes may use the GPU, too.
     """
     gpu = gpu_of(device)
     if gpu is not None and (fault := gpu.fault()):
@@ -139,8 +139,8 @@ def measure_throughput(config: Config, vocab_size: int) -> float:
 
 
 def _shape(config: Config) -> tuple[int, int]:
-    """Return the number of rows and the length of the preflight's micro-batch: small, unless blocks are compiled. Code is
-    compiled for one shape, so then the shape is the one that blocks get in a worker group of the maximum size."""
+    """Return the number of rows and the length of the preflight's micro-batch. Both are small, unless blocks are compiled: code
+    is compiled for one shape, so the preflight uses the shape of training in a worker group of the maximum size."""
     if not config.parallel.compile:
         return _ROWS, min(_LENGTH, config.model.max_sequence_length)
     return padded_rows(config, config.elastic.max_workers), config.shards.sequence_length
@@ -163,7 +163,7 @@ def _step(
     freeze(plain, config.optim)
     model = parallelize(plain, config.parallel, here, as_several=as_several)
     initialize(model, model_config, vocab_size)
-    ours = config.optim.model_copy(update={"source": ""})  # test with our optimizer: a user's may need the user's model
+    ours = config.optim.model_copy(update={"source": ""})  # not a user's own optimizer, which may need the user's model
     optimizer = optimizer_of(model, ours, may_fuse(config.parallel, here.device))
     rows_NL = torch.randint(vocab_size, (rows, length + 1), device=here.device)
     setup, work, took_s = (

@@ -53,7 +53,8 @@ class Profile(Part):
 
     def __init__(self, steps: int, world: World, folder: Folder, tools: Tools | None = None) -> None:
         """``steps``: number of steps to profile; 0 profiles none. ``folder``: the run's folder, for the trace. ``tools``:
-        capture and named ranges of the device's own profiler, from ``tools_of``; None without such a profiler."""
+        starts and stops the device's own profiler and marks ranges in its trace (``tools_of``); None without such a
+        profiler."""
         self._steps, self._device, self._folder = steps if world.is_first else 0, world.device, folder
         self._ranges = StepRanges(tools)
         self._done, self._began, self._input_s = 0, 0.0, 0.0
@@ -145,7 +146,7 @@ class Profile(Part):
                 path = Path(folder) / "trace.json"
                 profile.export_chrome_trace(str(path))
                 self._folder.write(name, path.read_bytes())
-        except Exception as error:  # training does not need the trace
+        except Exception as error:  # training goes on without the trace
             self._problem = f"the trace could not be written: {error}"
 
 
@@ -239,7 +240,7 @@ def _covered_s(kernels: Iterable[Kernel]) -> float:
 #
 # ``nsys profile --capture-range=cudaProfilerApi`` records from ``start`` to ``stop``. It shows these ranges (NVTX):
 #
-# step 5               one range for each profiled step, here that after which 5 steps are done
+# step 5               one range for each profiled step, here the run's fifth step
 # compute          forward, backward, and the step's all-reduce
 # update           clipping and the optimizer
 # between steps        events, saves, snapshots, and the wait for the next batch

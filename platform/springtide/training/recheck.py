@@ -6,8 +6,8 @@
                  before the weights change: recompute the next rank's first micro-batch, without gradients of weights
                  exchange all summaries; every rank compares them and reaches the same verdict
     all agree    the state after n steps counts as good
-    else         compute two more results of each micro-batch, to name the faulty device; abandon all states since the last
-                 agreement and end the group. The next group resumes from the last agreement, without that device's node
+    else         compute two more results of each micro-batch, to name the faulty device; abandon all states after the last
+                 good state and end the group. The next group resumes from the last good state, without that device's node
 
 A run of a single rank is not checked: a device that makes the same error twice agrees with itself.
 """
@@ -73,7 +73,7 @@ class Recheck(Part):
         trained = (one for one in state.model.modules() if isinstance(one, nn.Embedding) and one.weight.requires_grad)
         self._embedding = next(trained, None)
         self._exact = config.parallel.exact and world.device.type == "cpu"
-        self.begin(None)  # creates the attributes that each restore resets
+        self.begin(None)  # creates the attributes, which ``begin`` also resets at each restore
 
     def begin(self, found: Restored | None) -> None:
         self._active = self._every_s > 0 and self._world.size > 1
@@ -85,7 +85,8 @@ class Recheck(Part):
         self._last_s, self._cost_s, self._wanted = -math.inf, 0.0, False
         self._agreed_step: StepsDone | None = None
         """Steps done at the last state on which all devices agreed; None if devices are not checked."""
-        if self._active:  # a checkpoint that records no earlier agreement of the devices counts as good itself
+        # if the checkpoint does not record a step at which all devices agreed, treat its own step as such a step
+        if self._active:
             known = found.agreed_step if found else None
             self._agreed_step = self._state.step if known is None else known
 
@@ -140,13 +141,14 @@ class Recheck(Part):
         seed_generators(self._seed(owner))
         with torch.set_grad_enabled(self._embedding is not None), _output_seen(self._embedding, outputs.append):
             total, sums = loss_of(model, one)
-        # only the gradient at the embedding's output: the step's gradients of the weights must stay unchanged
+        # compute only the gradient at the embedding's output: the step's gradients of the weights must stay unchanged
         found = torch.autograd.grad(total * one.loss_weight, outputs, allow_unused=True) if outputs else ()
-        reshard(model)  # unsharded weights would be stale after the optimizer's update
+        reshard(model)  # free the unsharded weights, which the optimizer's update would make stale
         return summary(_loss(one, sums), [of_gradient(gradient) for gradient in found if gradient is not None])
 
     def judge(self, results: dict[int, list[tuple[int, MicroBatchResult]]]) -> Verdict:
-        """Compare the results that several ranks computed for each micro-batch. ``results``: as for the function ``judge``."""
+        """Compare the results that several ranks computed for each micro-batch. ``results``: rank that owns the micro-batch ->
+        its results, as for the function ``judge``."""
         return judge(results, self._world.size, self._exact, TOLERANCES[self._config.parallel.precision])
 
     @property
@@ -190,7 +192,7 @@ class Recheck(Part):
         if verdict.wrong:
             raise UnfitNode(f"{told}; leave that device's machine out, then resume", nodes[0] if nodes else "")
         raise DevicesDisagree(
-            f"{told}. It takes a majority to name one: train on three workers or more, or test these machines"
+            f"{told}. Only a majority can name the wrong one: train on three workers or more, or test these machines"
         )
 
 
@@ -307,7 +309,7 @@ def of_gradient(gradient_BLD: Tensor) -> Tensor:
         values = part_LD.contiguous().flatten()
         bits = values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
         index = torch.arange(begin, begin + len(values), dtype=torch.int64, device=values.device)
-        # an odd factor is invertible: no changed bit is lost
+        # multiplication by an odd number is invertible modulo 2**64, so every changed bit of an element changes the digest
         digest = digest + (bits.long() * ((2 * index + 1) * _ODD[0])).sum()
         doubles = values.double()
         squares = squares + doubles.square().sum()
@@ -370,7 +372,7 @@ def _processor() -> str:
 # round 2   two more results of each micro-batch. With three or more ranks: one by its own rank, one by a third rank.
 #           With two ranks: each rank computes both micro-batches once more.
 #
-# A rank is named as wrong if it contradicts itself, or if two of three ranks contradict it. If two ranks disagree and each
+# A rank is named as wrong if its own two results differ, or if two of three ranks contradict it. If two ranks disagree and each
 # repeats its own result, neither can be named.
 
 TOLERANCES = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.02, "fp8": 0.1, "fp8_rowwise": 0.1}
@@ -388,9 +390,10 @@ class MicroBatchResult(NamedTuple):
     norm: float
     """Norm of the gradient at the embedding's output."""
     projections: tuple[float, ...]
-    """Sums of the elements of that gradient with random signs. A change of one element changes each sum by the same amount."""
+    """Sums of the elements of the gradient at the embedding's output, with random signs. A change of one element changes each
+    sum by the same amount."""
     digest: int
-    """64-bit digest of the bits of the loss and of all elements of that gradient."""
+    """64-bit digest of the bits of the loss and of the gradient at the embedding's output."""
     device: int = 0
     """The kind of the device that computed the result (``device_kind``)."""
 
@@ -403,13 +406,13 @@ class Verdict(NamedTuple):
     wrong: Mapping[int, str] = {}
     """Rank whose device is wrong -> the reason; empty if no rank can be named."""
     is_random: bool = False
-    """True if every rank contradicts itself. Then the model draws random numbers that are not seeded, and the devices may be
-    right."""
+    """True if every rank computed different results for one micro-batch. Then the model draws random numbers that are not
+    seeded, and the devices may be right."""
 
 
 def shifts(num_ranks: int) -> tuple[int, int]:
-    """Return which micro-batches each rank recomputes in round 2 of a check, as distances from its own rank to the ranks that
-    own the micro-batches."""
+    """Return which two micro-batches each rank recomputes in round 2 of a check. 0 is the rank's own micro-batch, 2 that of the
+    rank two places after it."""
     return (0, 1) if num_ranks == 2 else (0, 2)
 
 

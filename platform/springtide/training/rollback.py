@@ -36,8 +36,8 @@ def without_suspects(config: Config, data: Data, step: StepsDone) -> tuple[Data,
 
 
 def go_back(config: Config, data: Data, lease: GroupLease) -> None:
-    """Write the steps that ``data`` skips to the run's config, so that every later worker group skips them, and claim a new
-    lease (``GroupLease.go_back``). All ranks call it together."""
+    """Write the steps that ``data`` skips to the run's config, so that every later worker group skips them. Claim a new lease,
+    the right to write the run (``GroupLease.go_back``). All ranks call it together."""
     order = data.order
     call = functools.partial(lease.go_back, lease.term, config, order.identity_at, order.skip)
     lease.term = on_first(call)

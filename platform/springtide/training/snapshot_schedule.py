@@ -60,8 +60,8 @@ class SnapshotSchedule(Part):
         """True if the snapshot in progress is the first one after snapshots were stopped."""
 
     def must_not_begin(self) -> bool:
-        """Return True if this rank's last snapshot is not safe (stored and copied) yet, or this rank cannot keep snapshots.
-        Then no rank begins another snapshot. May turn snapshots off on this rank."""
+        """Return True if this rank's last snapshot is not safe (stored and copied) yet, or this rank cannot keep snapshots. If
+        any rank returns True, no rank begins another snapshot. May turn snapshots off on this rank."""
         if self._memory is None or self._problem:
             return True
         try:
@@ -71,8 +71,8 @@ class SnapshotSchedule(Part):
             return True
 
     def contribute(self, message: StepMessage, share: Share) -> None:
-        """Add to the step's message whether this rank is not ready for the next snapshot, and whether it cannot keep snapshots.
-        On rank 0, add whether a snapshot is due after this step."""
+        """Add to the step's message whether this rank must not begin a snapshot yet, and whether it cannot keep snapshots. On
+        rank 0, add whether a snapshot is due after this step."""
         # call ``must_not_begin`` first: it may set ``_problem``, which is read below
         must_not_begin, step = self.must_not_begin(), one_more(share.work.step)
         every = 1 if self._is_urgent else self._every
@@ -129,7 +129,7 @@ class SnapshotSchedule(Part):
         ranks call it together. Returns False if some rank fails or is not ready within ``left_s`` [s]. Then the remaining time
         is just enough to save to the store."""
         until_s = time.monotonic() + left_s
-        if not all(gathered(self._move_copies())):  # first: from now on, copies are placed on nodes that stay
+        if not all(gathered(self._move_copies())):  # first: place copies on nodes that stay
             return False
         self._settle(until_s)
         # before a new snapshot begins, the last snapshot must be safe (stored and copied) on all ranks
@@ -181,10 +181,10 @@ class SnapshotSchedule(Part):
         """Wait until this rank's last snapshot is safe (stored and copied) or has failed, but not beyond ``until_s`` of
         ``time.monotonic``."""
         while self._memory is not None and not self._problem and self.must_not_begin() and time.monotonic() < until_s:
-            time.sleep(_LOOK_S)  # between polls, while training waits anyway
+            time.sleep(_LOOK_S)  # between two polls of the snapshot, for which training waits
 
     def close(self) -> None:
-        """Release this rank's staging buffers. The snapshot store still holds their memory."""
+        """Close this rank's staging buffers. The snapshot store keeps their memory for the snapshots that it holds."""
         if self._memory is not None:
             self._memory.close()
 

@@ -21,14 +21,14 @@ _NATS, _TOKENS = "nats by source", "tokens by source"
 
 
 class SourceFigures(Part):
-    """Reports the metrics of each source; none for a single source, or for more than ``MOST_SOURCES``. It keeps the row counts
-    of the last step, so that the next step needs no sum over all steps."""
+    """Reports the metrics of each source of the data mixture. Reports nothing for a single source, or for more than
+    ``MOST_SOURCES``. It keeps the rows counted up to the last step, so that the next step needs no sum over all steps."""
 
     def __init__(self, data: Callable[[], Data], device: torch.device) -> None:
-        """``data``: returns the data with the current order of samples."""
+        """``data``: returns the data with the current order of samples, which a rollback changes."""
         self._data, self._device = data, device
         self._num_sources = len(data().corpora) if 1 < len(data().corpora) <= MOST_SOURCES else 0
-        self.begin(None)  # creates the attributes that each restore resets
+        self.begin(None)  # creates the attributes, which ``begin`` also resets at each restore
 
     def begin(self, found: Restored | None) -> None:
         self._step, self._done, self._drawn = StepsDone(0), StepsDone(-1), np.zeros(0, dtype=np.int64)
@@ -36,7 +36,7 @@ class SourceFigures(Part):
 
     def before_step(self, work: Work) -> None:
         self._step = one_more(work.step)
-        if self._num_sources:  # before forward is queued, because this copy waits for the device
+        if self._num_sources:  # copy before forward is queued, because the copy waits for the device
             self._sources_N = torch.from_numpy(corpus_and_row(work.sample_ids)[0]).to(self._device)
 
     def contribute(self, message: StepMessage, share: Share) -> None:

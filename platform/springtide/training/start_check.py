@@ -31,7 +31,7 @@ def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Co
 
     Args:
         config: the run's config.
-        identity: maps a number of steps done to the identity of this run's data order.
+        identity: maps a number of steps done to the identity (a hash) of this run's data order for these steps.
         tokenizer_digest: digest of this run's tokenizer. The weights of a checkpoint are useless with another tokenizer.
     """
     url = config.train.start_from
@@ -63,8 +63,8 @@ def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Co
 
 
 def check_adapter(config: Config) -> None:
-    """Raise ConfigError if an adapter, an anchor or new blocks need weights of another run that ``train.start_from`` does not
-    name, or contradict other settings."""
+    """Raise ConfigError if an adapter, an anchor or new blocks need weights of another run and ``train.start_from`` names none,
+    or if they contradict other settings."""
     check_settings(config)
     _check_new_blocks(config)
     if config.model.adapter != "none" and not config.train.start_from:

@@ -68,12 +68,13 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     config_fingerprint: str
     step: StepsDone = dataclasses.field(default=StepsDone(0))
-    """Steps done. This is the whole state of the data: the order of samples is a function of the step."""
+    """Steps done. The data needs no other state: the order of samples is a function of the step."""
     tokens: int = 0
     chain: str = ""
-    """Hash chain over all steps done (``stream.chain``); empty before the first step."""
+    """Hash over all steps done, in which each step continues the hash of the steps before it (``stream.chain``); empty before
+    the first step."""
     skipped_updates: tuple[OrderStep, ...] = ()
-    """Steps, as indexes in the data order, whose update the step guard skipped: the newest 1000 of them."""
+    """Steps whose update of the weights was skipped, as indexes in the data order: the newest 1000 of them."""
     tokens_before: int = 0
     """Tokens that the optimizer was trained on before step 0, in earlier training stages. The moving average of the weights
     counts these tokens, too."""
@@ -140,7 +141,7 @@ def initialize(
 ) -> None:
     """Fill this rank's shard of each tensor with initial weights. The whole tensors are the same for any number of ranks.
 
-    No rank holds the whole of our decoder. A user's model is built a second time, whole, on every rank, and each rank copies
+    No rank holds all weights of our decoder. A user's model is built a second time, whole, on every rank, and each rank copies
     its shards from this whole model."""
     if isinstance(model, Decoder):
         _draw(model, config)
@@ -165,6 +166,7 @@ def _draw(model: nn.Module, config: ModelConfig, only_adapter: bool = False) -> 
             fill(local(tensor), config, own, packed.get(own, tuple(tensor.shape)), box(tensor).offsets[0])
     for module in model.modules():
         if isinstance(module, AdaptedLinear) and module.magnitude is not None:
-            # each rank has whole rows. In fp64, so that the norm of a row does not depend on how many rows the rank has
+            # rows are not split between ranks. Sum in fp64, so that the norm of a row does not depend on how many rows the rank
+            # has
             squares = converted(local(module.weight), module.in_features, torch.float64).square().sum(dim=1)
             local(module.magnitude).copy_(squares.sqrt())

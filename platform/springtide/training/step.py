@@ -47,7 +47,7 @@ def train_step(setup: StepSetup, work: Work) -> StepResult:
     Raises:
         TrainingFailed: on all ranks, if no token is predicted, or the total weight of the objective is not above 0.
         PartFailed: on all ranks, if the parts of two ranks add different fields to the step's message.
-        Exception: a part's own error on its rank; the other ranks raise as ``StepMessage.exchange`` describes.
+        Exception: on the rank whose part (feature of the step) raised it; other ranks raise as ``StepMessage.exchange`` says.
         CollectiveError: the all-reduce returned garbage, because a rank is lost; the weights have not changed.
     """
     world, parts = setup.world, setup.parts

@@ -37,7 +37,7 @@ class StepGuard(Part):
         """Spike in the current step; None if the step has no spike."""
         self._accepted = True
         self._left_out = 0
-        """Number of the latest steps in a row that were skipped."""
+        """Number of skipped steps in a row up to now; 0 after a step that was not skipped."""
 
     def receive(self, result: StepResult) -> None:
         result.fields["loss_scale"] = self._scale.value
@@ -68,7 +68,8 @@ class StepGuard(Part):
             yield Spiked(step=step, left_out=not result.updated, **self._spike._asdict())
         else:
             self._scale.after(not self._accepted)
-        self._left_out = 0 if self._accepted else self._left_out + 1  # not counted: updates vetoed by other parts
+        # do not count updates that only another part (feature of the step) vetoed
+        self._left_out = 0 if self._accepted else self._left_out + 1
         if self._left_out > self._optim.max_left_out or (self._left_out and step == 1 and not self._scale.enabled):
             steps = "steps in a row are" if self._left_out > 1 else "step is"
             raise TrainingFailed(
@@ -91,8 +92,8 @@ _FEWEST = 16
 _RECENT = 9
 """Number of latest steps whose median is the usual value. It is less than ``_WINDOW``, because a loss falls over time."""
 _DEVIATIONS = 1.4826 / math.sqrt(2)
-"""Factor from the median absolute difference of successive steps to the standard deviation of normal noise. A trend hardly
-changes these differences."""
+"""The median absolute difference of successive steps, times this factor, estimates the standard deviation of normal noise. A
+trend of the loss hardly changes these differences."""
 _LEAST = 0.01
 """Lower bound of the deviation, as a share of the usual value [ratio]."""
 
@@ -103,7 +104,7 @@ class Spike(NamedTuple):
     what: str
     value: float
     usual: float
-    """Median of this value over the ``_RECENT`` steps before the spike."""
+    """Median of the loss or gradient norm over the ``_RECENT`` steps before the spike."""
     deviations: float
     """Robust z-score: the number of deviations above the usual value."""
 

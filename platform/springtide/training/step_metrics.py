@@ -2,14 +2,16 @@
 step's message, so they cost no further all-reduce.
 
 Noise scale (McCandlish et al., "An empirical model of large-batch training", 2018, appendix A). A step's gradient is the sum of
-the gradients of pieces. A piece is one micro-batch of a rank, or all of a rank's micro-batches where only their sum is reduced.
-Let g be the sum of the gradients of n tokens, G the mean gradient of a token, and S the summed variance of its elements:
+the gradients of pieces. A piece is one micro-batch of a rank. Where gradients are reduced only once per step, a piece is all
+micro-batches of a rank. Let g be the sum of the gradients of n tokens, G the mean gradient of a token, and S the summed
+variance of its elements:
 
     E |g|^2 = n^2 |G|^2 + n S
 
-Summed over the pieces, and for the whole step, these are two equations for |G|^2 and S. The noise scale is S / |G|^2, in
-tokens. The estimates of |G|^2 and S are unbiased, for pieces of unequal size too, so the ratio of their averages over steps is
-reported. A process whose gradients are not sharded compares its first micro-batch with the step, if the step has two.
+This holds for the sum over the pieces and for the whole step, which gives two equations for |G|^2 and S. The noise scale is S /
+|G|^2, in tokens. The estimates of |G|^2 and S are unbiased, for pieces of unequal size too, so the ratio of their averages over
+steps is reported. A process whose gradients are not sharded has one piece, its first micro-batch; it needs two micro-batches in
+a step.
 """
 
 from __future__ import annotations
@@ -53,9 +55,10 @@ class StepMetrics(Part):
         """Reset the sums of the step. Return a wrapper of ``compute`` that observes logits and gradients."""
         self._largest = LargestLogit(self._world.device)
         self._pieces = torch.zeros(3, dtype=torch.float64, device=self._world.device)
-        """Sums over the pieces of this rank: squared gradient norms, squared numbers of tokens, numbers of tokens."""
+        """Sums over the pieces of this rank (micro-batches that are reduced together): squared gradient norms, squared numbers
+        of tokens, numbers of tokens."""
         if self._squares is not None:
-            self._squares.take()  # drop what a failed step may have left
+            self._squares.take()  # discard the sum that a failed step may have left
 
         def watched(model: nn.Module, one: MicroBatch) -> Tensor:
             with logits_watched(self._largest) if self._tells_largest else contextlib.nullcontext():
@@ -153,8 +156,8 @@ class GradientSquares:
         return found
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory, alternately for an input and for its output. By the call for the output the input is complete, so its
-        squares are added then."""
+        """Return memory, by turns for an input of the reduce-scatter and for its output. When FSDP asks for the output, it has
+        filled the input, so the squares of the input are summed then."""
         if self._input is None:
             self._input = torch.empty(math.prod(size), dtype=dtype, device=device)
             return self._input

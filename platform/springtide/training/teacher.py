@@ -47,7 +47,7 @@ class Teacher(Part):
         whole_documents: bool,
         device: torch.device,
     ) -> None:
-        """The arguments from ``vocab_size`` to ``whole_documents`` describe the data, as for the student model
+        """``vocab_size``, ``eos_id``, ``bos_id`` and ``whole_documents`` describe the data, as for the student model
         (``model.make``). Raises ConfigError if the checkpoint of ``objective.teacher`` does not exist."""
         self._url, self._manifest, saved = _read(config.objective.teacher)
         self._vocab_size, self._digest = vocab_size, ""
@@ -83,7 +83,7 @@ class Teacher(Part):
             fatal = ConfigError(explain(FIELD, self._url, what, "bring it back; each checkpoint of this run needs it"))
         except (SpringtideError, OSError) as error:
             fatal = error
-        except Exception as error:  # any other error, such as no memory: the other ranks wait in ``gathered``
+        except Exception as error:  # any error: this rank must still reach ``gathered``, where all ranks wait
             fatal = RuntimeError(f"rank {rank_here()} cannot read the teacher: {type(error).__name__}: {error}")
         for found in gathered(fatal):
             if found is not None:
@@ -106,8 +106,8 @@ class Teacher(Part):
 
 
 def objective_of(config: Config, data: Data, device: torch.device) -> tuple[Objective | None, Teacher | None]:
-    """Return the objective of a run of ``config`` and its teacher. The objective is None for the cross-entropy of next tokens,
-    the teacher is None if the objective has none."""
+    """Return the objective of a run of ``config``, and its teacher model. The objective is None if the run minimises the
+    cross-entropy of next tokens. The teacher is None if the objective has no teacher."""
     one, ids = config.objective, data.document_ids
     if not one.source:
         return None, None
@@ -138,7 +138,7 @@ def _read(url: str) -> tuple[str, Manifest, Config]:
     except CheckpointError as error:
         raise ConfigError(explain(FIELD, url, f"cannot be used: {error}", "name another checkpoint")) from None
     if FISHER in manifest.meta.labels:
-        raise ConfigError(explain(FIELD, url, "holds a Fisher and no weights", "name the run that it is of"))
+        raise ConfigError(explain(FIELD, url, "holds a Fisher and no weights", "name the run that it belongs to"))
     if not manifest.config:
         problem = "was saved by a training loop of your own, without the settings of its model"
         raise ConfigError(explain(FIELD, url, problem, "name a run of springtide train, or an imported model"))

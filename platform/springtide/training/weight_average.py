@@ -1,4 +1,5 @@
-"""Moving average of the weights, as a part. It sets the share of each step's weights; ``springtide.optim.average`` averages."""
+"""Moving average of the weights, as a part (feature of a step). It sets how much each step's weights count in the average,
+which ``springtide.optim.average`` updates."""
 
 from __future__ import annotations
 
@@ -12,19 +13,20 @@ from springtide.training.state import TrainState
 
 
 def newest_share(config: Config, step: StepsDone, tokens_before: int = 0) -> float:
-    """Return the share of the weights after ``step`` steps in the moving average at that step; 0 if the run has no average.
-    ``tokens_before``: as in ``TrainState``."""
+    """Return how much the weights after ``step`` steps count in the moving average at that step, 0 to 1; 0 if the run has no
+    average. ``tokens_before``: tokens of earlier training stages, as in ``TrainState``."""
     if not config.optim.ema_half_life:
         return 0.0
     rate = math.log(2.0) / config.optim.ema_half_life
     tokens = config.tokens_after(step)
     newest = tokens - config.tokens_after(step - 1)
-    # weights decay by exp(-rate) per token. The sum of all shares so far is 1: no bias towards the initial weights
+    # the share of old weights falls by a factor of exp(-rate) per token. All shares add up to 1, so the initial weights get
+    # none
     return math.expm1(-rate * newest) / math.expm1(-rate * (tokens_before + tokens))
 
 
 class WeightAverage(Part):
-    """Sets before each step the share that the weights after this step get in the moving average."""
+    """Sets before each step how much the weights after this step count in the moving average."""
 
     def __init__(self, config: Config, state: TrainState) -> None:
         self._config, self._state = config, state

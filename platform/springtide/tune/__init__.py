@@ -1,4 +1,4 @@
-"""Sweeps over settings: the space (ranges of config fields), the trials (training runs at points of the space) and the result.
+"""Sweeps over settings: the space (ranges of config fields), the trials (training runs with values from the space), the result.
 Rules: no Ray in this package. A space is checked against the config's types before anything runs. Only ``folder`` reads and
 writes the files of a sweep."""
 

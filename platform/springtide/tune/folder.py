@@ -2,7 +2,7 @@
 the sweep's lease (a lock with a time limit), which the caller checks.
 
 <root>/<sweep id>/sweep.json      the space, and how points are chosen from it
-                  leases/         which driver holds the sweep, as for a run
+                  leases/         which driver may write to the sweep, as for a run
                   points/         one file per trial: the values of its fields, written before it starts
                   trials/         one run per trial
                   lineage/        the runs of each trial of a population (PBT), with the checkpoints they continued from
@@ -62,7 +62,8 @@ class Chosen(NamedTuple):
     trials: Annotated[int, Field(gt=0, lt=10**9)]
     """``BUDGET.trials``, which is also the trial number of the first repeat of a finalist."""
     seeds: Annotated[int, Field(gt=1, lt=10**9)]
-    """``BUDGET.seeds``, the number of seeds per finalist including the first: each has one repeat less."""
+    """``BUDGET.seeds``: number of seeds per finalist. The first seed is the finalist's own trial; each other seed is a
+    repeat."""
 
     def repeated_by(self, number: int) -> int:
         """Return the trial number of the finalist that trial ``number`` repeats; -1 if it repeats no finalist.
@@ -127,8 +128,8 @@ class SweepFolder:
         self.root.write_json(PLAN, {"format": FORMAT, **plan})
 
     def points(self) -> dict[int, Point]:
-        """Return trial number -> point (field -> value) of all started trials, in order of number. Fields that were renamed
-        since have their new names."""
+        """Return trial number -> point (field -> value) of all started trials, in order of number. Fields that a newer version
+        has renamed have their new names."""
         files = sorted(filter(_TRIAL_FILE.fullmatch, self._points.names()), key=number_of)
         return {number_of(file): self._point(file) for file in files}
 
@@ -141,12 +142,12 @@ class SweepFolder:
             self._points.write_json(_file(number), point)
 
     def lineage(self, number: int, point: Point) -> list[Generation]:
-        """Return the generations (runs one after the other) of trial ``number``, oldest first. A trial that never continued
-        from another trial's state has one generation, at its recorded point, else at ``point``."""
+        """Return the generations (successive runs) of trial ``number``, oldest first. A trial that never continued from another
+        trial's checkpoint has one generation, with the trial's recorded point, or with ``point`` if none is recorded."""
         if self._lineages.exists(_file(number)):
             found = self._lineages.read_as(_file(number), _LINEAGE)
             for one in found:
-                if not re.fullmatch(rf"{name_of(number)}(-\d+)?", one.run):  # `run` becomes a path
+                if not re.fullmatch(rf"{name_of(number)}(-\d+)?", one.run):  # `run` becomes a path: allow no `../`
                     raise damaged(self._lineages.where(_file(number)), f"names {one.run!r:.100} as a run of this trial")
             return [one._replace(point=_under_new_names(one.point)) for one in found]
         recorded = self._points.exists(_file(number))

@@ -1,5 +1,6 @@
 """A population (PBT; Jaderberg et al., 2017): trials that train in parallel. The worst trials continue from the checkpoints of
-the best, at points (field values) near those of the best. Each such takeover starts a new run of the trial, a generation."""
+the best trials, with points (values of config fields) near the best trials' points. Each such takeover starts a new run of the
+worse trial, called a generation."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _FIXED = ("optim.optimizer",)
 
 
 class Generation(NamedTuple):
-    """One run of a trial of a population; a trial has a new run each time it takes over another trial's state."""
+    """One run of a trial of a population. A trial starts a new run each time it continues from another trial's checkpoint."""
 
     run: str
     """Id of the run."""
@@ -25,8 +26,8 @@ class Generation(NamedTuple):
 
 
 def with_takeover(number: int, lineage: Sequence[Generation], point: Point, of: str) -> list[Generation]:
-    """Return the lineage (runs, oldest first) of trial ``number`` plus a run that continues at ``point`` from the checkpoint
-    ``of``."""
+    """Return the lineage of trial ``number`` (its runs, oldest first) with a new run at the end. The new run has the field
+    values ``point`` and continues from the checkpoint ``of`` (a URL)."""
     return [*lineage, Generation(f"{name_of(number)}-{len(lineage)}", point, of)]
 
 
@@ -44,17 +45,19 @@ def check_population(sweep: Sweep, scheduler: str) -> None:
 
 
 def clamped(sweep: Sweep, point: Point) -> Point:
-    """Return ``point`` with every number clamped to the range of its field; choices stay."""
+    """Return ``point`` with every number clamped to the range of its field; values of choice fields stay unchanged."""
     return {
         one.field: point[one.field] if one.kind == "choice" else one.clamped(point[one.field]) for one in sweep.space
     }
 
 
 def shares(sweep: Sweep, point: Point) -> dict[str, float]:
-    """Return field -> position of its value in ``point`` within the field's range, from 0 to 1; without choices."""
+    """Return field -> position of its value in the field's range: 0 at the low end, 1 at the high end. Choice fields are left
+    out."""
     return {one.field: one.place(point[one.field]) for one in sweep.space if one.kind != "choice"}
 
 
 def point_at(sweep: Sweep, found: dict[str, Any]) -> Point:
-    """Return the point whose positions in the fields' ranges are ``found`` (field -> 0 to 1); inverse of ``shares``."""
+    """Return the point (field values) at the positions ``found`` in the fields' ranges (0: low end, 1: high end). Inverse of
+    ``shares``."""
     return {one.field: one.at(min(max(float(found[one.field]), 0.0), 1.0)) for one in sweep.space}

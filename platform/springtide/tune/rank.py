@@ -37,15 +37,15 @@ class SweepResult:
     outcomes: tuple[TrialOutcome, ...]
     """The outcomes of all trials, in order of trial number."""
     best: TrialOutcome | None
-    """The best of the trials that reached the latest evaluation (rung); by the mean over seeds if all finalists have trained
-    with all seeds. None if no trial was evaluated."""
+    """The best of the trials that reached the latest evaluation. Once all finalists have trained with all their seeds, the
+    finalist with the best mean over its seeds. None if no trial was evaluated."""
     worker_s: float
     dollars: float
     tokens: int
     front: tuple[TrialOutcome, ...] = ()
-    """The Pareto front of the two objectives, best by the first objective first; empty without a second objective."""
+    """The Pareto front of the two objectives, sorted by the first objective, best first; empty without a second objective."""
     finals: tuple[Finalist, ...] = ()
-    """The finalists that have values for several seeds, best mean first."""
+    """The finalists (best trials, repeated with other seeds) that have values for several seeds, best mean first."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain data, for ``result.json``."""
@@ -75,8 +75,8 @@ class SweepResult:
 
 def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome], chosen: Sequence[int] = ()) -> SweepResult:
     """Return the result of a sweep. A trial that was stopped early is not compared with trials that were trained longer.
-    ``chosen``: trial numbers of the finalists that are repeated with other seeds. The best trial is the finalist with the best
-    mean over its seeds, once all repeats are there; before, the best single trial."""
+    ``chosen``: trial numbers of the finalists that are repeated with other seeds. Once all repeats have ended, the best trial
+    is the finalist with the best mean over its seeds. Until then it is the trial with the best value."""
     furthest = finalists(sweep, [one for one in outcomes if one.repeats < 0])
     entered = {*chosen, *(one.repeats for one in outcomes)}
     entrants = [one for one in furthest if one.number in entered]
@@ -113,15 +113,15 @@ def _rung(sweep: Sweep, one: TrialOutcome) -> int:
 
 
 def _values_of_seeds(sweep: Sweep, first: TrialOutcome, outcomes: Sequence[TrialOutcome]) -> tuple[float, ...]:
-    """Return the objectives of a finalist and of its repeats with other seeds, if these were trained as long as the
-    finalist."""
+    """Return the objectives of a finalist and of its repeats with other seeds. Repeats that were not trained as long as the
+    finalist are left out."""
     again = [one for one in outcomes if one.repeats == first.number and _has_value(one)]
     return (first.value, *(one.value for one in again if _rung(sweep, one) == _rung(sweep, first)))
 
 
 def _has_all_seeds(sweep: Sweep, first: TrialOutcome, outcomes: Sequence[TrialOutcome]) -> bool:
-    """Return whether all repeats of a finalist with other seeds were trained as long as the finalist, or failed. Before that it
-    is not compared: its first seed may be lucky, and its value alone would beat the means of other finalists."""
+    """Return True if all repeats of a finalist with other seeds were trained as long as the finalist, or failed. Until then no
+    means are compared: the finalist's first seed may be lucky, and its single value could beat other finalists' means."""
     again = [one for one in outcomes if one.repeats == first.number]
     done = [one for one in again if one.status == "failed" or _rung(sweep, one) >= _rung(sweep, first)]
     return len(done) >= sweep.budget.seeds - 1
@@ -144,7 +144,7 @@ def _front(sweep: Sweep, furthest: Sequence[TrialOutcome]) -> tuple[TrialOutcome
     front: list[TrialOutcome] = []
     known = [one for one in furthest if math.isfinite(one.secondary)]
     for one in sorted(known, key=lambda one: (-sweep.promise(one.value), -sign * one.secondary)):
-        # trials come in order of the first objective, so `one` is on the front only if it beats all of it in the second
+        # trials come best first by the first objective, so `one` is on the front only if its second objective beats all before
         if all(sign * one.secondary > sign * other.secondary for other in front):
             front.append(one)
     return tuple(front)
@@ -198,16 +198,16 @@ def comparable(budget: Budget, outcomes: Sequence[TrialOutcome]) -> dict[int, fl
 
 
 def _by_rung(budget: Budget, one: TrialOutcome) -> dict[int, float]:
-    """Return index of the rung (evaluation) -> objective if finite. The index follows from the tokens trained on, because
-    trials with different batch sizes reach a rung at different steps."""
+    """Return rung (number of an evaluation, from 1) -> objective; objectives that are not finite are left out. The rung follows
+    from the tokens trained on, because trials with different batch sizes reach a rung at different steps."""
     apart = budget.tokens_per_trial / budget.rungs
     return {round(each.tokens / apart): each.value for each in one.rungs if math.isfinite(each.value)}
 
 
 def fences(values: Sequence[float], reach: float = 3.0) -> tuple[float, float]:
-    """Return the limits beyond which a value is an outlier: ``reach`` times the interquartile range beyond the quartiles
-    (Tukey, 1977: inner fences at 1.5, outer ones at 3), but never beyond the least and the greatest value. If the quartiles
-    are equal, return the least and the greatest value."""
+    """Return the limits (low, high) beyond which a value is an outlier. They lie ``reach`` times the interquartile range beyond
+    the quartiles (Tukey, 1977: inner fences at 1.5, outer fences at 3), but never beyond the least and the greatest value. If
+    the quartiles are equal, the limits are the least and the greatest value."""
     first, third = np.percentile(values, [25, 75])
     beyond = reach * float(third - first) or math.inf
     return max(float(first) - beyond, min(values)), min(float(third) + beyond, max(values))

@@ -1,5 +1,6 @@
-"""Choose the points of a sweep. The driver requests from a search the point (field values) of each trial number, and
-reports the trial's result. A resumed sweep reports the same results again, then requests the remaining points."""
+"""Choose the points of a sweep (the config values of its trials). The driver requests the point of each trial number from a
+search, and reports the trial's result to it. A resumed sweep reports the same results again, then requests the remaining
+points."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from springtide.tune.trial import name_of, trial_config
 
 SEARCHES = ("random", "grid", "tpe")
 DRAWS = 100
-"""At most this many points are drawn at random for a trial, until the config and WHERE accept one."""
+"""Most random draws for one trial, to find a point that the config and WHERE (the sweep's filter) accept."""
 _STEPS = 3
 """Number of values that a grid has per range of a field."""
 
@@ -38,8 +39,8 @@ class Search(Protocol):
 def search_of(
     name: str, sweep: Sweep, base: Config, seed: int, known: Sequence[Point], distinct: bool = True
 ) -> Search:
-    """Return the search ``name``. ``known``: points of the trials that an earlier start of the sweep began; ``distinct``: see
-    ``random_points``. Raises ConfigError for an unknown name, or a space without a point that the config accepts."""
+    """Return the search ``name``. ``known``: points of the trials that an earlier start of the sweep began; ``distinct``: avoid
+    points of earlier trials. Raises ConfigError for an unknown name, or a space without a point that the config accepts."""
     if name not in SEARCHES:
         raise ConfigError(explain("--search", name, "is not known", configs.nearest(name, SEARCHES)))
     if name == "tpe":
@@ -67,8 +68,8 @@ def random_points(sweep: Sweep, base: Config, seed: int, distinct: bool = True) 
     """Return one random point per trial of the budget, each redrawn until the config and WHERE (the sweep's filter) accept it.
     Raises ConfigError when no point is found.
 
-    ``distinct``: redraw a point that an earlier trial has, unless no other point is found. A second trial at the same point
-    would repeat the same training.
+    ``distinct``: redraw a point that an earlier trial has, because a second trial would only repeat its training. If no other
+    point is found, the point is used again.
     """
     points = list[Point]()
     for number in range(sweep.budget.trials):
@@ -77,8 +78,9 @@ def random_points(sweep: Sweep, base: Config, seed: int, distinct: bool = True) 
 
 
 def grid_points(sweep: Sweep, base: Config) -> list[Point]:
-    """Return the points of a grid of all choices and three values of each range. Points that the config or WHERE rejects are
-    left out, and at most one point per trial of the budget is returned. Raises ConfigError when no point is left."""
+    """Return the points of a grid of all choices and three values of each range. Points that the config or WHERE (the sweep's
+    filter) rejects are left out. At most one point per trial of the budget is returned. Raises ConfigError when no point is
+    left."""
     fields = [one.field for one in sweep.space]
     combinations = itertools.product(*(_values(one) for one in sweep.space))
     points = (dict(zip(fields, values, strict=True)) for values in combinations)
@@ -89,8 +91,8 @@ def grid_points(sweep: Sweep, base: Config) -> list[Point]:
 
 
 def draw_point(sweep: Sweep, base: Config, seed: str, drawn: Sequence[Point] = ()) -> Point:
-    """Return a random point that the config and WHERE accept and that is not in ``drawn``; a point of ``drawn`` if no other
-    point is found. Raises ConfigError if no point is found."""
+    """Return a random point that the config and WHERE (the sweep's filter) accept and that is not in ``drawn``. If no other
+    point is found, return a point of ``drawn``. Raises ConfigError if no point is found."""
     chance, again = random.Random(seed), None
     for _ in range(DRAWS):
         point = {one.field: draw(one, chance) for one in sweep.space}

@@ -16,8 +16,8 @@ from springtide.errors import ConfigError, explain
 
 _KINDS = ("uniform", "log_uniform", "choice")
 METRICS = ("heldout_loss", "heldout_bits_per_byte", "heldout_bits_per_byte_mean", "loss")
-"""Possible objectives of a sweep. Objectives on held-out rows weight the held-out sets as the training mixture does, or equally
-(``_mean``). ``loss`` is the training loss of the last step."""
+"""Possible objectives of a sweep. ``heldout_*`` objectives average over the held-out sets, with the weights of the training
+mixture, or equally (``_mean``). ``loss`` is the training loss of the last step."""
 _OF_MIXTURE = ("heldout_loss", "heldout_bits_per_byte")
 COSTS = ("step_worker_s", "memory_bytes")
 """Possible second objectives of a sweep: worker-seconds per step; peak memory of a worker's device [bytes]."""
@@ -50,9 +50,9 @@ class Range:
         return round(value) if self.is_whole else float(f"{value:.6g}")
 
     def known(self, value: Any) -> Any:
-        """Return the setting's value for a ``value`` that was read from a file. Of a list of choices it is the choice that was
-        written as ``value``: a tuple is read back as a list. Of a range it is ``value``. Raises ValueError for an unknown
-        choice."""
+        """Return the field's value for a ``value`` that was read from a JSON file. For choices this is the choice that was
+        written as ``value``, because JSON turns a tuple into a list. For a range it is ``value`` itself. Raises ValueError for
+        an unknown choice."""
         if self.kind != "choice":
             return value
         return self.values[list(map(_plain, self.values)).index(_plain(value))]
@@ -64,8 +64,7 @@ class Range:
 
     def place(self, value: Any) -> float:
         """Return the position of ``value`` in the range: 0 at the low end, 1 at the high end, on a log scale for log_uniform.
-        Choices divide 0 to 1 into equal parts, and each is at the middle of its part. Raises ValueError for an unknown
-        choice."""
+        Choices are spread evenly: two choices are at 0.25 and 0.75. Raises ValueError for an unknown choice."""
         if self.kind == "choice":
             return (self.values.index(self.known(value)) + 0.5) / len(self.values)
         low, high = self._ends
@@ -86,8 +85,8 @@ class Budget:
     rungs: int = 4
     """Number of evaluations of a trial (rungs), evenly spaced; a scheduler may stop the trial at each of them."""
     reduction: int = 2
-    """For ASHA and HyperBand: at an evaluation 1 / ``reduction`` of the trials continue, and the next such evaluation comes
-    after ``reduction`` times as many tokens."""
+    """For ASHA and HyperBand: the best 1 / ``reduction`` of the trials continue beyond an evaluation. The next evaluation that
+    stops trials comes after ``reduction`` times as many tokens."""
     tokens: float = 0.0
     """Limit on the tokens of all trials together."""
     worker_hours: float = 0.0
@@ -123,7 +122,7 @@ class Sweep:
 
     @property
     def worst(self) -> float:
-        """The objective that a failed trial counts with: the worst possible."""
+        """The worst possible objective, which a failed trial counts with."""
         return math.inf if self.mode == "min" else -math.inf
 
     def better(self, one: float, other: float) -> bool:
@@ -136,8 +135,8 @@ class Sweep:
 
 
 def applied(base: Config, point: Point) -> Config:
-    """Return ``base`` with the values of ``point``. A field may be the weight of a corpus in the data mixture; corpora without
-    such a field then get weight 1."""
+    """Return ``base`` with the values of ``point``. If ``point`` has weights of corpora in the data mixture, all other corpora
+    get weight 1."""
     weights = {field.removeprefix(WEIGHT): value for field, value in point.items() if field.startswith(WEIGHT)}
     changes = {field: value for field, value in point.items() if not field.startswith(WEIGHT)}
     for name, value in weights.items():
@@ -205,7 +204,7 @@ def read_budget(table: Mapping[str, Any], base: Config) -> Budget:
     limits = [field.name for field in dataclasses.fields(Budget)]
     for name, value in table.items():
         if name not in limits:
-            raise ConfigError(explain(f"BUDGET.{name}", value, "is not a limit", configs.nearest(name, limits)))
+            raise ConfigError(explain(f"BUDGET.{name}", value, "is no field of BUDGET", configs.nearest(name, limits)))
         if not isinstance(value, int | float) or value < 0:
             raise ConfigError(explain(f"BUDGET.{name}", value, "must be a number, 0 or more", "0 means unlimited"))
     budget = Budget(**{"trials": 0, "tokens_per_trial": 0, **table})
@@ -225,8 +224,8 @@ def read_budget(table: Mapping[str, Any], base: Config) -> Budget:
 
 
 def read_space(table: Mapping[str, tuple[Any, ...]], base: Config) -> list[Range]:
-    """Return the ranges of ``table`` (field -> kind and values). Each bound or choice is tried in the config ``base``. Raises
-    ConfigError for an unknown field or kind, or an invalid bound."""
+    """Return the ranges of ``table`` (field -> kind and values). Each bound and choice is checked by setting it in the config
+    ``base``. Raises ConfigError for an unknown field or kind, or an invalid bound."""
     space = []
     for field, (kind, *values) in table.items():
         if kind not in _KINDS:

@@ -47,9 +47,9 @@ class Tpe:
         """Trial number -> its point and its objectives, which are None while the trial runs. Failed trials are removed."""
 
     def ask(self, number: int) -> Point | None:
-        """Return the point that an earlier start chose for trial ``number``, else a point of Optuna's sampler, or a random
-        point if config or WHERE reject all draws of the sampler. None when no trials are left. Raises ConfigError if no point
-        is found."""
+        """Return the point of trial ``number``: the one that an earlier start of the sweep chose, else one from Optuna's
+        sampler. If the config or WHERE (the sweep's filter) rejects all draws of the sampler, the point is random. None when no
+        trials are left. Raises ConfigError if no point is found."""
         if number >= self._sweep.budget.trials:
             return None
         point = self._known[number] if number < len(self._known) else self._suggest(number)
@@ -82,10 +82,10 @@ class Tpe:
 def importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, float]:
     """Return the share of the objective's variance that each field explains alone, from 0 to 1, in the order of the space.
 
-    It is Optuna's fANOVA (Hutter et al., 2014): a forest learns the objective from the points. Noise has a share, too. Trials
-    are compared at the evaluation that ``comparable`` chooses, and a value beyond Tukey's inner fence counts as the fence, so
-    that one diverged trial does not outweigh all other trials. Empty when fewer than four points differ, or all values are
-    equal.
+    Computed with Optuna's fANOVA (Hutter et al., 2014): a random forest learns the objective from the points. Noise also gets a
+    share. Trials are compared at the evaluation that ``comparable`` chooses. Values are clipped to Tukey's inner fences (limits
+    for outliers), so that one diverged trial does not outweigh all other trials. Empty when fewer than four points differ, or
+    all values are equal.
     """
     from optuna.importance import FanovaImportanceEvaluator
 
@@ -106,8 +106,8 @@ def importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, floa
 def possible_improvement(sweep: Sweep, trials: Sequence[tuple[Point, float]]) -> float:
     """Return how much better than the best trial a point of the space can still be, in the objective's unit.
 
-    It is Optuna's upper bound on the regret (Makarova et al., 2022), for a confidence of 90%. Infinity while fewer than four
-    points with a finite value differ.
+    Computed as Optuna's upper bound on the regret (Makarova et al., 2022), for a confidence of 90%. Infinity while there are
+    fewer than four different points with a finite value.
 
     Args:
         sweep: the space and the objective.
@@ -118,7 +118,7 @@ def possible_improvement(sweep: Sweep, trials: Sequence[tuple[Point, float]]) ->
 
     known = [(point, value) for point, value in trials if math.isfinite(value)]
     least, _ = fences([sweep.promise(value) for _, value in known]) if known else (0.0, 0.0)
-    known = [(point, value) for point, value in known if sweep.promise(value) >= least]  # without diverged trials
+    known = [(point, value) for point, value in known if sweep.promise(value) >= least]  # leave out diverged trials
     if len({repr(point) for point, _ in known}) < _LEAST_POINTS:
         return math.inf
     study = _study(sweep, [sweep.mode], [(point, [value]) for point, value in known])
@@ -154,7 +154,7 @@ def _distribution(one: Range) -> Any:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if one.kind == "choice":
-        return CategoricalDistribution(range(len(one.values)))  # Optuna warns of choices such as tuples
+        return CategoricalDistribution(range(len(one.values)))  # indices: Optuna warns of tuples as choices
     (low, high), is_log = one.values, one.kind == "log_uniform"
     return IntDistribution(low, high, is_log) if one.is_whole else FloatDistribution(low, high, is_log)
 

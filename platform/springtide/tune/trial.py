@@ -21,8 +21,9 @@ def number_of(name: str) -> int:
 
 
 def trial_config(base: Config, budget: Budget, run: str, point: Point) -> Config:
-    """Return the config of a trial's run with the id ``run``: ``base`` with the values of ``point``, trained for the tokens per
-    trial of ``budget`` and evaluated at its rungs. Raises ConfigError, which names the run, when that config is not valid."""
+    """Return the config of a trial's run with the id ``run``: ``base`` with the values of ``point``, trained for
+    ``budget.tokens_per_trial`` tokens and evaluated ``budget.rungs`` times. Raises ConfigError, which names the run, when that
+    config is not valid."""
     try:
         config = applied(base, point).override({"train.total": budget.tokens_per_trial, "run.id": run})
         return config.override({"train.eval_every": max(1, config.num_steps // budget.rungs)})
@@ -36,8 +37,8 @@ def other_seed(base: Config, point: Point, number: int) -> Point:
 
 
 def member_config(base: Config, budget: Budget, run: str, point: Point, of: str) -> Config:
-    """Return ``trial_config`` for a trial of a population: the run starts from the checkpoint ``of``, if not empty, and saves
-    at each evaluation, so that other trials can continue from its state."""
+    """Return ``trial_config`` for a trial of a population: the run starts from the checkpoint ``of`` (if empty, from scratch).
+    It saves at each evaluation, so that other trials can continue from its checkpoints."""
     config = trial_config(base, budget, run, point)
     every = config.train.eval_every
     return config.override({"train.start_from": of, "train.start_with": "state", "checkpoint.every_steps": every})

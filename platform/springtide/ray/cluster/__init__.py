@@ -1,1 +1,1 @@
-"""Cluster, nodes and their notices: start, watch, drain and end a cluster."""
+"""Start, watch, drain and end a Ray cluster; handle its nodes and the notices that a node will be taken away."""

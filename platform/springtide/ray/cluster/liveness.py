@@ -1,8 +1,8 @@
-"""Tell a busy process from one that is gone: stopped (SIGSTOP), or on a host that is paused or cut off.
+"""Tell a busy process from a process that is gone: stopped (SIGSTOP), or on a host that is paused or cut off.
 
-Each process of Ray is probed at its gRPC port, whose threads answer in every phase: while it imports, joins a process group,
-restores, compiles, or is in a call that holds Python's lock. A process whose actor does not run yet has no port; its node's
-raylet is probed instead.
+Each Ray process is probed at its gRPC port. The threads behind the port answer in every phase: while the process imports, joins
+a process group, restores, compiles, or is in a call that holds Python's lock (the GIL). An actor that has not started yet has
+no port, so the raylet (Ray's process on each node) of its node is probed instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from springtide.ray.cluster.nodes import mute, processes_of, raylets_of
 GONE_S = 9.0
 """A process that has answered no probe for this long is gone [s]."""
 QUIET_S = 4.0
-"""If an expected reply is this late, its process is probed [s]."""
+"""If a process has not replied to a call for this long, it is probed [s]."""
 _APART_S = 3.0
 """Least time between two rounds of probes [s]."""
 _ANSWER_S = 1.0
@@ -29,15 +29,15 @@ _ANSWER_S = 1.0
 
 
 class Liveness:
-    """Probes processes that are being waited for, and remembers since when each is silent."""
+    """Probes processes whose reply is awaited, and remembers since when each of them has answered no probe."""
 
     def __init__(self) -> None:
         self._looked_s = float("-inf")
         self._mute_since_s: dict[ActorHandle, float] = {}
 
     def gone(self, waited_for: Mapping[ActorHandle, str]) -> set[ActorHandle]:
-        """Return the actors whose processes are gone. Takes a second at most. Probes again only if the last round of probes is
-        some seconds old.
+        """Return the actors whose processes are gone: they have answered no probe for ``GONE_S``. Takes about a second at most.
+        The processes are probed again only if the last round of probes is ``_APART_S`` old.
 
         Args:
             waited_for: actors, each with its node.
@@ -52,9 +52,9 @@ class Liveness:
 
 
 def silent_processes(actors: Mapping[ActorHandle, str]) -> set[ActorHandle]:
-    """Return the ``actors``, each given with its node, whose process does not answer now. For an actor that does not run yet,
-    the node's raylet is probed. An actor that has ended counts as answering, because Ray reports its end. Raises RayError or
-    OSError if a probe is impossible."""
+    """Return those of ``actors`` (actor -> its node) whose process does not answer a probe now. For an actor that has not
+    started yet, the raylet (Ray's process on the node) is probed. An actor that has ended counts as answering, because Ray
+    reports its end. Raises RayError or OSError if a probe is impossible."""
     if not actors:
         return set()
     known = processes_of(actors)
@@ -65,11 +65,11 @@ def silent_processes(actors: Mapping[ActorHandle, str]) -> set[ActorHandle]:
 
 
 def answers(asked: Mapping[ObjectRef, tuple[ActorHandle, str]], timeout_s: float) -> set[ObjectRef]:
-    """Wait until all answers have arrived, the time is over, or each missing answer belongs to a process that is gone. Returns
-    the answers that have arrived.
+    """Wait for the answers to calls, and return those that have arrived. The wait ends early if all missing answers are owed by
+    processes that are gone.
 
     Args:
-        asked: reference to each answer -> the actor that gives it, and the actor's node.
+        asked: reference to an answer -> the actor that owes the answer, and the actor's node.
         timeout_s: how long to wait [s].
     """
     liveness, end_s = Liveness(), time.monotonic() + timeout_s

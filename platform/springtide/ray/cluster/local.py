@@ -1,4 +1,5 @@
-"""A cluster of several raylets on this machine, for drills: its nodes can be drained, killed and added.
+"""A Ray cluster whose nodes are raylets on this machine, for drills (runs with real faults). Nodes can be drained, killed and
+added.
 
 The only file that uses Ray's cluster utilities.
 """
@@ -39,7 +40,8 @@ wait for a new process."""
 
 
 class LocalCluster:
-    """A Ray head with this process as the driver, and nodes with one CPU each. A context manager; one per process."""
+    """A Ray head node, further nodes with one CPU each, and this process as the driver. With ``gpus``, each node has two CPUs
+    and one GPU. A context manager; one per process."""
 
     dashboard_url = ""
     """Host and port of Ray's dashboard; empty without one."""
@@ -53,7 +55,7 @@ class LocalCluster:
             nodes: number of nodes at the start, without the head.
             patience: consecutive seconds without an answer after which a node counts as dead; a busy head needs more where
                 many processes share few cores.
-            dashboard: start Ray's dashboard: bare Ray Train uses its state API to find what a stopped run has left.
+            dashboard: start Ray's dashboard. Tests of plain Ray Train use its state API to find what a stopped run has left.
             gpus: GPUs of this machine. Each node gets one GPU for itself, so there can be at most this many nodes at a time.
                 With 0, nodes have no GPU.
             head_cpus: CPUs of the head. With 0, workers run on the other nodes only.
@@ -131,7 +133,8 @@ class LocalCluster:
             self._gpu_of.pop(node, None)
 
     def _roots(self, node: str) -> list[int]:
-        """Return the pids of the processes that a node was started with."""
+        """Return the pids of the Ray processes that were started for a node, such as its raylet. Their child processes are left
+        out."""
         return [info.process.pid for infos in self._nodes[node].all_processes.values() for info in infos]
 
     def _signal(self, node: str, number: signal.Signals) -> None:
@@ -142,7 +145,8 @@ class LocalCluster:
                 os.kill(pid, number)
 
     def lose_head(self) -> None:
-        """Kill Ray's control store, as when the head's pod is lost; its state survives only with RAY_REDIS_ADDRESS."""
+        """Kill Ray's control store, as when the head's pod is lost. The store's data survives only in an external Redis
+        (RAY_REDIS_ADDRESS)."""
         self._cluster.head_node.kill_gcs_server(check_alive=False)
 
     def return_head(self) -> None:
@@ -152,7 +156,8 @@ class LocalCluster:
 
 
 def kill_worker() -> int:
-    """Kill a worker of this driver's private cluster with SIGKILL; returns its pid, 0 if the cluster is not a private one."""
+    """Kill one worker of this driver's private cluster with SIGKILL; return its pid. Returns 0 if no worker is a descendant of
+    this process, as on a cluster that another process has started."""
     for pid in _workers_below(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

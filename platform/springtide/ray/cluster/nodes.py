@@ -27,8 +27,8 @@ Key = TypeVar("Key")
 _ANSWER_S = 0.5
 """How long a raylet (Ray's process on a node) may take to accept a connection before it is tried once more [s]."""
 _UNDATED_S = 120.0
-"""If a node's notice has no deadline: assumed time until the node leaves, counted from when the notice was seen. ``ray
-drain-node`` sends such notices [s]."""
+"""Assumed time until a node leaves if its notice has no deadline, counted from when the notice was seen [s]. A notice announces
+that the node goes away; ``ray drain-node`` sends notices without a deadline."""
 _FEW = 16
 """Up to this many actors are looked up one by one. For more, Ray's table of all actors is read: megabytes on a large
 cluster."""
@@ -41,29 +41,30 @@ DOMAIN_LABELS = (
     ("cloud.google.com/gce-topology-block", "topology.k8s.aws/network-node-layer-2"),
     ("rack", "cloud.google.com/gce-topology-subblock", "topology.k8s.aws/network-node-layer-3"),
 )
-"""Labels that name a node's failure domain at each level, the widest level first. Within a level the first label that the node
-has counts. KubeRay sets the ``ray.io`` labels; the others are set with ``ray start --labels``."""
+"""Node labels that name a node's failure domain, by level: region, zone, block, rack. At each level the first of the labels
+that the node has is used. KubeRay sets the ``ray.io`` labels; the others are set with ``ray start --labels``."""
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """The first bytes of an HTTP/2 client (RFC 9113, section 3.4): a preface, and an empty SETTINGS frame. A gRPC server answers
 with its settings; with TLS it closes the connection."""
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
-"""Connection errors that say nothing about the other side: this machine has run out of files, memory or ports."""
+"""Connection errors that say nothing about the remote machine, because this machine has run out of files, memory or ports."""
 
 
 def live() -> list[dict[str, Any]]:
-    """Return the entries of the live nodes in Ray's table."""
+    """Return the entry of each live node in Ray's table of nodes (``ray.nodes()``)."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 
 class NodeDeadlines:
-    """When nodes leave: a run's one table of announced deadlines.
+    """A run's table of when nodes leave, from announced deadlines.
 
-    Ray's table of draining nodes says which nodes leave and when, by an unknown clock. A node's own watcher reports the time
-    left by that node's clock, which counts. A drain without a deadline counts from when this table first saw the drain.
+    Ray's table of draining nodes says which nodes leave and when, but not by which clock. A node's own watcher reports the time
+    left until the same deadline by the node's clock; this time is used if there is one. A drain without a deadline counts from
+    when this table first saw the drain.
     """
 
     def __init__(self, reported: Callable[[], dict[str, TimeLeft]] = dict) -> None:
-        """``reported``: returns the time left that the nodes' own watchers report. Called only while a node leaves."""
+        """``reported``: returns node -> time left, as reported by the nodes' own watchers. Called only while a node drains."""
         self._reported = reported
         self._undated: dict[str, float] = {}
         """Node -> when its drain without a deadline was first seen, by ``time.monotonic`` [s]."""
@@ -76,7 +77,7 @@ class NodeDeadlines:
                 left = self._reported()
         undated = {name for name, deadline_ms in draining.items() if deadline_ms <= 0 and name not in left}
         self._undated = {name: self._undated.get(name, time.monotonic()) for name in undated}
-        # a drain without a deadline counts from when it was first seen: else its end would move on with each call
+        # count a drain without a deadline from when it was first seen: counted from now, its end would move on with each call
         dated = {name: _monotonic(ms, left.get(name)) for name, ms in draining.items() if name not in undated}
         return dated | {name: seen_s + _UNDATED_S for name, seen_s in self._undated.items()}
 
@@ -101,10 +102,11 @@ def observed(
 
 
 def unanswering(names: Collection[str], speaks: bool = False) -> set[str]:
-    """Return the nodes of ``names`` whose raylet (Ray's process on the node) accepts no connection or, with ``speaks``, sends
-    no reply at once. Ray itself may notice a loss much later. A node that refuses the connection is lost. A silent node is
-    tried once more, because one packet may be lost. A node that accepts but sends nothing is stopped, or busy. Raises OSError
-    if this process cannot open a connection at all, which says nothing about the nodes."""
+    """Return the nodes of ``names`` whose raylet (Ray's process on the node) does not answer. Ray itself may notice a loss much
+    later. To accept a connection counts as an answer; with ``speaks`` the raylet must also send a reply at once. A node that
+    refuses the connection is lost. A silent node is tried a second time, because one packet may be lost. A node that accepts
+    but sends nothing is stopped or busy. Raises OSError if this process cannot open any connection, which says nothing about
+    the nodes."""
     addresses, hello = raylets_of(names), _HELLO if speaks else b""
     found = _connect(addresses, _ANSWER_S, hello)
     found |= _connect(
@@ -114,15 +116,15 @@ def unanswering(names: Collection[str], speaks: bool = False) -> set[str]:
 
 
 def silent_nodes(names: Collection[str]) -> set[str]:
-    """Return the nodes of ``names`` that do not answer (``unanswering``); an empty set if that cannot be found out."""
+    """Return the nodes of ``names`` that do not answer (``unanswering``); an empty set if they cannot be probed."""
     with contextlib.suppress(RayError, OSError):
         return unanswering(set(names))
     return set()
 
 
 def drain(gcs: str, node: str, deadline_ms: int, why: str) -> None:
-    """Announce to the cluster with its GCS at ``gcs`` that a node leaves at ``deadline_ms`` since 1970. Raises OSError if the
-    GCS refuses, Ray's RpcError if it is unreachable."""
+    """Announce to Ray that a node leaves at ``deadline_ms``, in milliseconds since 1970. ``gcs``: address of the cluster's
+    control store. Raises OSError if the control store refuses, Ray's RpcError if it is unreachable."""
     accepted, problem = GcsClient(address=gcs).drain_node(node, PREEMPTION, why, deadline_ms)
     if not accepted:
         raise OSError(f"Ray does not drain node {node}: {problem}")
@@ -138,21 +140,21 @@ def leftovers() -> dict[str, int]:
 
 
 def staying() -> list[str]:
-    """Return the live nodes that will not be taken away within ``FAR_S``. Nodes with room for workers come first: those with
-    all the kinds of resources (CPU, GPU) that this process's node has."""
+    """Return the live nodes that will not be taken away within ``FAR_S``. Nodes on which workers may fit come first: nodes that
+    have every kind of resource (CPU, GPU) that this process's own node has."""
     roomy, others = _staying(_soon(state.get_draining_nodes()))
     return roomy + others
 
 
 def accepting(with_room: bool = False) -> list[str]:
-    """Return the live nodes that Ray starts actors on. It starts none on a draining node, even if the node leaves in a week.
-    The order is as in ``staying``. ``with_room`` leaves out nodes without room for workers."""
+    """Return the live nodes on which Ray starts actors: all but draining nodes, even if these leave only in a week. Nodes on
+    which workers may fit come first, as in ``staying``; ``with_room`` returns only these nodes."""
     roomy, others = _staying(state.get_draining_nodes().keys())
     return roomy if with_room else roomy + others
 
 
 def _staying(leaving: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return the live nodes that are not ``leaving``: those with room for workers, and the others."""
+    """Return the live nodes that are not ``leaving``, as two lists: nodes on which workers may fit, and all other nodes."""
     kinds = {
         node["NodeID"]: {kind for kind in ("CPU", "GPU") if node["Resources"].get(kind)}
         for node in ray.nodes()
@@ -164,15 +166,16 @@ def _staying(leaving: Collection[str]) -> tuple[list[str], list[str]]:
 
 
 def may_be_taken_away(node: str) -> str:
-    """Return the node's name and its market label if it is a spot node, else an empty string."""
+    """Return a node's short id and its market label if it is a spot node, such as '1a2b3c4d (ray.io/market-type=spot)'. Empty
+    for any other node."""
     [labels, *_] = [one.get("Labels", {}) for one in ray.nodes() if one["NodeID"] == node] or [{}]
     market = labels.get(MARKET_LABEL, "")
     return f"{node[:8]} ({MARKET_LABEL}={market})" if market.lower() in SPOT else ""
 
 
 def markets() -> dict[str, str]:
-    """Return the market label of each live node in lower case, empty if it has none. The head is left out unless it is the only
-    node."""
+    """Return node -> its market label in lower case ('spot', 'on-demand', or empty without a label), for each live node. The
+    head node is left out unless it is the only node."""
     found = {
         one["NodeID"]: (one.get("Labels", {}).get(MARKET_LABEL, "").lower(), HEAD in one["Resources"]) for one in live()
     }
@@ -180,7 +183,7 @@ def markets() -> dict[str, str]:
 
 
 def where() -> tuple[str, str, Domain]:
-    """Return the id of this process's node, its market label in lower case, empty if it has none, and its failure domain."""
+    """Return this process's node: its id, its market label in lower case (empty without a label), and its failure domain."""
     context = ray.get_runtime_context()
     labels = context.get_node_labels()
     return context.get_node_id(), labels.get(MARKET_LABEL, "").lower(), domain_of(labels)
@@ -196,12 +199,13 @@ def domain_of(labels: Mapping[str, str]) -> Domain:
 
 
 def domains_of(nodes: Collection[str]) -> dict[str, Domain]:
-    """Return the failure domain of each of ``nodes`` that is in Ray's table."""
+    """Return node -> its failure domain, for those of ``nodes`` that are in Ray's table."""
     return {one["NodeID"]: domain_of(one.get("Labels", {})) for one in ray.nodes() if one["NodeID"] in nodes}
 
 
 def standing(servers: Iterable[ActorHandle]) -> set[ActorHandle]:
-    """Return the actors of ``servers`` whose node accepts a connection: they are busy, or stopped, but not lost."""
+    """Return the actors of ``servers`` whose node accepts a connection. Such an actor may be busy or stopped, but its node is
+    not lost."""
     where = {actor: place["NodeID"] for actor, place in _places_of(servers).items()}
     silent = unanswering(set(where.values()))
     return {actor for actor, node in where.items() if node not in silent}
@@ -222,16 +226,16 @@ def raylets_of(names: Collection[str]) -> dict[str, tuple[str, int]]:
 
 
 def mute(addresses: Mapping[Key, tuple[str, int]], timeout_s: float) -> set[Key]:
-    """Return the keys of the Ray processes that do not refuse a connection, but send nothing within ``timeout_s`` [s]: they are
-    stopped, or their host is. gRPC's own threads answer whatever Python does, so a process that computes, waits or holds
-    Python's lock is not returned. Raises OSError if this process cannot open a connection at all."""
+    """Return the keys of ``addresses`` whose Ray process is silent: it does not refuse a connection, but sends nothing within
+    ``timeout_s`` [s]. The process is stopped, or its host is. gRPC's own threads answer whatever Python does, so a process that
+    computes, waits or holds Python's lock is not returned. Raises OSError if this process cannot open any connection."""
     found = _connect(addresses, timeout_s, _HELLO)
     return {key for key, error in found.items() if error == errno.ETIMEDOUT}
 
 
 def refusing(servers: Iterable[ActorHandle], timeout_s: float) -> set[ActorHandle]:
-    """Return the actors of ``servers`` whose node is lost: it refuses a connection, or Ray does not list it as alive. A node
-    that is silent for ``timeout_s`` may be up."""
+    """Return the actors of ``servers`` whose node is lost: it refuses a connection, or Ray does not list it as alive. Actors on
+    a node that is merely silent for ``timeout_s`` [s] are left out, because that node may be up."""
     where = {actor: place["NodeID"] for actor, place in _places_of(servers).items()}
     addresses = raylets_of(set(where.values()))
     errors = _connect(addresses, timeout_s)
@@ -239,8 +243,8 @@ def refusing(servers: Iterable[ActorHandle], timeout_s: float) -> set[ActorHandl
 
 
 def _places_of(actors: Iterable[ActorHandle]) -> dict[ActorHandle, dict[str, Any]]:
-    """Return actor -> address, port and node, for the ``actors`` that Ray lists as alive. Many actors are looked up in one
-    request."""
+    """Return actor -> its address, port and node, for the ``actors`` that Ray lists as alive. More than ``_FEW`` actors are
+    looked up in one request."""
     names = {actor: actor._actor_id.hex() for actor in actors}
     if len(names) > _FEW:
         table = state.actor_table(None, None, _ALIVE)
@@ -251,7 +255,7 @@ def _places_of(actors: Iterable[ActorHandle]) -> dict[ActorHandle, dict[str, Any
 
 
 def lost(before: Iterable[str]) -> set[str]:
-    """Return the nodes of ``before`` that are dead."""
+    """Return the nodes of ``before`` that Ray does not list as alive now."""
     return set(before) - {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
@@ -267,8 +271,9 @@ def _soon(draining: Mapping[str, int]) -> set[str]:
 
 
 def _connect(addresses: Mapping[Key, tuple[str, int]], timeout_s: float, hello: bytes = b"") -> dict[Key, int]:
-    """Try to connect to each address, ``_PROBES`` at a time. Returns the error number for each: 0 if it accepts and, with
-    ``hello``, has sent anything in reply; ETIMEDOUT if it is silent for ``timeout_s``."""
+    """Try to connect to each address, ``_PROBES`` at a time; return an error number for each key. It is 0 if the address
+    accepts the connection and, where ``hello`` is not empty, has sent any reply to ``hello``. It is ETIMEDOUT if the address is
+    silent for ``timeout_s`` [s]."""
     waiting, found = list(addresses), dict[Key, int]()
     with selectors.DefaultSelector() as under_way:
         try:
@@ -277,7 +282,7 @@ def _connect(addresses: Mapping[Key, tuple[str, int]], timeout_s: float, hello: 
                     try:
                         connection = _begin(addresses[waiting[-1]])
                     except OSError as error:
-                        if error.errno not in _OWN_LIMITS:  # an error of the other side, such as no route
+                        if error.errno not in _OWN_LIMITS:  # an error of the remote machine, such as no route
                             found[waiting.pop()] = error.errno or errno.EHOSTUNREACH
                             continue
                         if not under_way.get_map():
@@ -293,7 +298,8 @@ def _connect(addresses: Mapping[Key, tuple[str, int]], timeout_s: float, hello: 
 
 
 def _begin(address: tuple[str, int]) -> socket.socket:
-    """Return a socket that connects to ``address`` in the background. Raises OSError if it fails at once."""
+    """Return a socket that has begun to connect to ``address``; does not wait. Raises OSError if the connection fails at
+    once."""
     connection = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
     connection.setblocking(False)
     error = connection.connect_ex(address)
@@ -304,8 +310,8 @@ def _begin(address: tuple[str, int]) -> socket.socket:
 
 
 def _settled(under_way: selectors.BaseSelector, hello: bytes) -> dict[Any, int]:
-    """Wait for events on the connections. Send ``hello`` on those that are accepted; close those whose outcome is known or that
-    are late, and return their error numbers."""
+    """Wait for the next events on open connections; return the error numbers of the connections that are done. Sends ``hello``
+    on accepted connections. Closes connections whose outcome is known or whose time is over."""
     first_s = min((key.data[1] for key in under_way.get_map().values()), default=0.0)
     done = {key.fd: events for key, events in under_way.select(max(0.0, first_s - time.monotonic()))}
     found, now = {}, time.monotonic()
@@ -330,10 +336,10 @@ def _settled(under_way: selectors.BaseSelector, hello: bytes) -> dict[Any, int]:
 
 
 def _monotonic(deadline_ms: int, told: TimeLeft | None) -> float:
-    """Convert a node's deadline since 1970 [ms] to ``time.monotonic`` [s]. If the node's watcher has announced this deadline,
-    the time left that the watcher has reported (``told``) counts, because clocks differ. Any other deadline is by an unknown
-    clock: this machine's clock is assumed, and the earlier of the two deadlines counts. An unknown deadline (0) counts as
-    ``_UNDATED_S`` from now."""
+    """Convert a node's deadline, in milliseconds since 1970, to ``time.monotonic`` [s]. Clocks of machines differ. So if the
+    node's own watcher has announced this deadline, the time left that the watcher reported (``told``) is used. Any other
+    deadline is by an unknown clock: this machine's clock is assumed, and the earlier of deadline and watcher's report is used.
+    A deadline of 0 is unknown, and counts as ``_UNDATED_S`` from now."""
     left_s = deadline_ms / 1000 - time.time() if deadline_ms > 0 else _UNDATED_S
     if told is not None:
         left_s = told.left_s if told.deadline_ms == deadline_ms else min(told.left_s, left_s)

@@ -19,11 +19,11 @@ from pathlib import Path
 _PATIENCE_S = 30.0
 _LOOK_EVERY_S = 0.2
 MARK = "SPRINGTIDE_RAY_FOLDER"
-"""Variable with the folder, in the environment of the driver and so of the cluster's processes."""
+"""Environment variable that holds the cluster's folder. The driver sets it, and the cluster's processes inherit it."""
 
 
 def wait_and_reap(folder: str) -> None:
-    """Block until standard input ends; then end all processes of ``folder`` and remove it."""
+    """Wait until standard input ends; then kill all cluster processes that use ``folder``, and remove the folder."""
     driver = os.getppid()
     sys.stdin.buffer.read()
     deadline = time.monotonic() + _PATIENCE_S
@@ -36,8 +36,9 @@ def wait_and_reap(folder: str) -> None:
 
 
 def processes_of(folder: str) -> set[int]:
-    """Return the ids of the cluster's processes that have ``folder`` on their command line, or a file in it open. Ray's agents
-    rewrite their command line, but write their logs there. A user's own process that reads a log there is not returned."""
+    """Return the ids of the cluster's processes that use ``folder``: it is on their command line, or they have a file in it
+    open. (Ray's agents change their command line, but keep their logs there open.) A user's own process that reads a log there
+    is not returned."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,7 +1,8 @@
-"""A Ray cluster to train on: the one that the user names, or a private one that lives as long as the run.
+"""The Ray cluster to train on: the one that the user names (RAY_ADDRESS), or a private cluster that lives as long as the run.
 
-We never join a cluster that the user did not name. A private one keeps its files in its own folder, not where Ray looks for
-the last cluster started. (``ray.init("auto")`` elsewhere on the machine may still find its process.)
+We never join a cluster that the user did not name. A private cluster keeps its files in its own folder. In Ray's usual folder,
+drivers that look for the last cluster started would find and join it. (``ray.init("auto")`` elsewhere on the machine may still
+find its process.)
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from springtide.ray.cluster import reaper
 from springtide.ray.names import job_metadata
 
 _DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80, "H100": 80, "H200": 141, "B200": 180}
-"""Largest memory of each device by Ray's name for it, from the makers' data sheets [GB]."""
+"""Memory of each kind of GPU by Ray's name for it, from the makers' data sheets; the largest variant of each kind [GB]."""
 _WITHOUT_BF16 = ("K80", "P100", "P4", "V100", "T4")
 """Devices older than Ampere: they emulate bf16, slower than fp32."""
 _WITHOUT_FP8 = (*_WITHOUT_BF16, "A100", "A100-40G", "A100-80G", "A10G", "A10", "A6000")
@@ -67,22 +68,22 @@ _ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     # the controller runs in the driver, which configures its own logging
     "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
-    # our watcher acts on a preemption notice at once; Ray's own watcher waits for the deadline
+    # turn off Ray's own watcher, which waits for the deadline: ours acts on a preemption notice at once
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    # Tune prints its tables at any verbosity, and its loggers write each result three times
+    # Tune prints its tables at any verbosity, and its loggers write each result three times: turn both off
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    # a worker keeps the one device of its actor: Ray would extend CUDA_VISIBLE_DEVICES after CUDA has read it, and then
-    # select a device by its index in the longer list
+    # a worker keeps the one device of its actor: otherwise Ray would extend CUDA_VISIBLE_DEVICES after CUDA has read it, and
+    # the worker would select a wrong device by its index in the longer list
     "TRAIN_ENABLE_SHARE_CUDA_VISIBLE_DEVICES": "0",
-    # Ray runs workers at nice 15; on a machine whose cores all train, its own services would then preempt them
+    # run workers at nice 0: at Ray's default of 15, Ray's own services would preempt them on a machine whose cores all train
     "RAY_worker_niceness": "0",
 }
 
 _PRIVATE_ENVIRONMENT = {
-    # Ray Train's record of runs is an actor that takes core-seconds to start, for a dashboard page that is empty in Ray 2.60.
-    # It also looks for the driver in the cluster that /tmp/ray/ray_current_cluster names. If that file names another cluster or
-    # a dead one, the run's last report waits 30 to 40 s
+    # Off on a private cluster: Ray Train records its runs in an actor that takes core-seconds to start, for a dashboard page
+    # that is empty in Ray 2.60. It also looks for the driver in the cluster that /tmp/ray/ray_current_cluster names. If that
+    # file names another cluster or a dead one, the run's last report waits 30 to 40 s
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
 }
 
@@ -92,7 +93,7 @@ def set_environment(**more: str) -> None:
     values."""
     for name, value in {**_ENVIRONMENT, **more}.items():
         os.environ.setdefault(name, value)
-    # Ray's own code causes this warning
+    # hide a warning that Ray's own code causes
     warnings.filterwarnings("ignore", message="`ExecutionOptions.exclude_resources`")
 
 
@@ -125,9 +126,9 @@ def is_private() -> bool:
 
 @contextlib.contextmanager
 def starting_cluster(config: Config) -> Iterator[Callable[[], str]]:
-    """Like ``cluster``, but a private cluster starts in a thread, while this process does other work. Yields a function that
-    waits until this process is connected, and returns the dashboard's URL: empty for a private cluster, whose dashboard
-    ``LateDashboard`` starts."""
+    """Connect like ``cluster``, but start a private cluster in a thread while this process does other work. Yields a function
+    that waits until this process is connected, and returns the dashboard's URL. The URL is empty for a private cluster, whose
+    dashboard ``LateDashboard`` starts later."""
     with contextlib.ExitStack() as stack:
         if not is_private():
             yield lambda: stack.enter_context(cluster(config))
@@ -174,7 +175,9 @@ def _connected(config: Config, dashboard: bool, metadata: Mapping[str, str] | No
     quiet: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if _SUBMITTED not in os.environ:  # `ray job submit` has set the job's metadata already
         quiet["job_config"] = job = JobConfig(metadata=dict(metadata or job_metadata(config)))
-        is_elsewhere = "RAY_ADDRESS" in os.environ  # workers of a named cluster start in another folder
+        # workers of a named cluster start in another folder, and may need this process's folder to import the user's own
+        # modules
+        is_elsewhere = "RAY_ADDRESS" in os.environ
         if not (is_elsewhere and config.needs_trust | config.prepare_sources):
             keep_current_folder_out(job)
     if ray.is_initialized():
@@ -206,8 +209,8 @@ def _connected(config: Config, dashboard: bool, metadata: Mapping[str, str] | No
 
 @contextlib.contextmanager
 def _in_one_sentence() -> Iterator[None]:
-    """Convert Ray's error to a ConnectionError of one sentence if its processes do not start within Ray's limit of 30
-    seconds."""
+    """Convert any error in the start of Ray to a ConnectionError of one sentence. The usual one: Ray's processes do not start
+    within Ray's limit of 30 seconds."""
     try:
         yield
     except Exception as error:
@@ -251,7 +254,8 @@ def named_cluster() -> Iterator[None]:
 
 
 def dashboard_hint() -> str:
-    """Return a hint how to get the token of the cluster's dashboard; empty if the dashboard needs none."""
+    """Return a hint for the user that names the command which prints the dashboard's token; empty if the dashboard needs no
+    token."""
     if not is_token_auth_enabled():
         return ""
     file = os.environ.get(TOKEN_FILE)
@@ -264,7 +268,8 @@ def private_folder() -> Iterator[str]:
     """Yield a temporary folder for a private cluster. When the block or this process ends, even by SIGKILL, the folder is
     removed, and the cluster's processes that use it are ended."""
     folder = tempfile.mkdtemp(prefix=_PREFIX)
-    # the reaper runs in its own session, so that Ctrl-C at the terminal reaches only the driver
+    # the reaper (it cleans up after this process) runs in its own session, so that Ctrl-C at the terminal reaches only the
+    # driver
     watcher = subprocess.Popen(
         [sys.executable, "-I", reaper.__file__, folder], stdin=subprocess.PIPE, start_new_session=True
     )
@@ -367,13 +372,13 @@ def _speed(config: Config, vocab_size: int) -> float:
 
 
 def _kinds(nodes: Sequence[dict[str, float]]) -> list[str]:
-    """Return Ray's names for the devices of nodes with these resources."""
+    """Return Ray's names of the kinds of GPU on ``nodes``, such as ['A100', 'H100']. ``nodes``: the resources of each node."""
     return sorted({name.partition(":")[2] for node in nodes for name in node if name.startswith(ACCELERATOR)})
 
 
 def check_precision(config: Config, nodes: Sequence[dict[str, float]]) -> None:
-    """Raise ConfigError if a device of the nodes cannot compute in the config's precision, or this machine lacks what float8
-    needs. ``nodes``: the resources of each node."""
+    """Raise ConfigError if a kind of GPU on ``nodes`` cannot compute in the config's precision. With float8, also raise it if
+    this machine lacks the package that float8 needs. ``nodes``: the resources of each node."""
     precision, is_float8 = config.parallel.precision, bool(config.parallel.float8)
     if is_float8:
         from springtide.distributed.float8 import check_installed
@@ -417,7 +422,7 @@ def check_before_start(config: Config) -> None:
 
 def check_resources(config: Config) -> list[str]:
     """Raise ConfigError if no node of the cluster can hold one worker, or a device cannot compute in the config's precision.
-    Returns remarks for the user."""
+    Returns warnings for the user, such as that devices differ in speed; an empty list if there are none."""
     elastic = config.elastic
     wanted = {"CPU": elastic.cpus_per_worker, "GPU": elastic.gpus_per_worker}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -448,7 +453,8 @@ _ANSWER_S = 10.0
 _RETRY_S = 0.2
 _OF_HEAD = "set RAY_ADDRESS to HOST:PORT of a head that runs (`ray start --head` prints it); is there a firewall?"
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
-"""Matches the versions in Ray's error about a mismatch: first those of the cluster, then those of this process."""
+"""Finds the versions of Ray and Python in Ray's error about a mismatch. The first match is the cluster's, the second this
+process's."""
 
 
 def connect(address: str, **how: object) -> str:
@@ -483,7 +489,8 @@ def is_host_and_port(address: str) -> bool:
 
 
 def check_token(address: str) -> None:
-    """Raise ConfigError if the cluster at ``address`` refuses this process's token, ConnectionError if no Ray is there."""
+    """Raise ConfigError if the cluster at ``address`` refuses this process's token, ConnectionError if no Ray cluster answers
+    there."""
     try:
         GcsClient(address=address).get_all_node_info(timeout=_ANSWER_S)
     except AuthenticationError as error:
@@ -512,7 +519,8 @@ def wait_for_port(address: str, patience_s: float = _ANSWER_S) -> None:
 
 
 def _token_source() -> str:
-    """Return in words where this process's token comes from, for an error message. The token itself is never returned."""
+    """Return a phrase for an error message that says where this process's token comes from. The token itself is never
+    returned."""
     if os.environ.get(AUTH_MODE, "").lower() != "token":
         return f"{AUTH_MODE} here is not token: what was sent"
     if os.environ.get(TOKEN):
@@ -523,12 +531,13 @@ def _token_source() -> str:
 # Measure the memory of the cluster's GPUs: for each kind of GPU, a task reads it on one device.
 
 _WAIT_S = 30.0
-"""How long the tasks that measure memory may take. A task that has not ended by then waits for a GPU in use: the data sheet is
-used instead."""
+"""How long the tasks that measure memory may take [s]. A task that takes longer waits for a GPU that is in use; the data sheet
+is used instead."""
 ACCELERATOR = "accelerator_type:"
-"""Prefix of the resource by which Ray marks nodes that have a certain kind of GPU."""
+"""Prefix of the resource by which Ray marks nodes that have a certain kind of GPU, as in ``accelerator_type:A100``."""
 _A_LITTLE = 0.001
-"""Share of the resource that marks a kind of GPU, as requested by a task. A node has one unit of the resource."""
+"""Amount of such a resource that a measuring task requests, so that it runs on a node with that kind of GPU. A node has 1 of
+it."""
 _TASK = "measure-memory"
 
 
@@ -542,7 +551,7 @@ class DeviceSize(NamedTuple):
 
 
 def device_sizes(kinds: Sequence[str], gpus: float) -> list[DeviceSize]:
-    """Measure the memory of one GPU of each kind. A kind of which no GPU is free is left out.
+    """Measure the memory of one GPU of each kind. A kind is left out if no GPU of it is free.
 
     Args:
         kinds: Ray's names of the kinds of GPU.
@@ -577,7 +586,7 @@ def _size() -> DeviceSize:
     if not torch.cuda.is_available():
         return DeviceSize()
     one = torch.ones(1, 16, device="cuda", dtype=torch.bfloat16)
-    one @ one.T  # loads the library for matrix products, whose workspace is memory in use, too
+    one @ one.T  # load cuBLAS, whose workspace also counts as memory in use
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return DeviceSize(total, total - free - torch.cuda.memory_reserved())

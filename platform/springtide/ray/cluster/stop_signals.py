@@ -11,8 +11,8 @@ from types import FrameType
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets; the second signal raises KeyboardInterrupt. Does nothing outside
-    the main thread."""
+    """Yield an event that the first SIGINT or SIGTERM sets; the second signal raises KeyboardInterrupt. Outside the main thread
+    no handler is installed, and the event is never set."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked

@@ -1,4 +1,4 @@
-"""What `ray job submit --working-dir` would send of a folder."""
+"""List what `ray job submit --working-dir` would send of a folder, and what it would leave out."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from springtide.ray._ray_private import visit_upload
 _EXPECTED = (".git", ".venv", "venv", "__pycache__", ".gitignore", ".rayignore")
 """Names that are not reported as left out, because no user expects them to be sent."""
 _MOST_COUNTED = 10_000
-"""Most files of a folder that are counted."""
+"""The files of a folder are counted up to this number."""
 
 
 class Upload(NamedTuple):
-    """The files that Ray would send. It packs them without compressing them."""
+    """The files that Ray would send for a job. Ray packs them without compressing them."""
 
     sizes: dict[str, int]
     """Path below the folder -> size [bytes]."""
     refused_bytes: int
-    """The size from which Ray refuses the package."""
+    """Ray refuses a package of this size or more [bytes]."""
     left_out: dict[str, int]
-    """File, or folder with a final ``/``, of which nothing is sent -> its number of files, at most 10,000. Only the topmost
-    folders."""
+    """What is not sent: file, or folder of which nothing is sent (ends with ``/``) -> its number of files, at most 10,000.
+    Folders within such a folder are not listed."""
     links: dict[str, str]
-    """Link that leads out of the folder -> where it leads."""
+    """Symbolic link that leads out of the folder -> its target."""
 
     @property
     def num_bytes(self) -> int:
@@ -43,8 +43,8 @@ class Upload(NamedTuple):
 
 
 def upload_of(folder: str) -> Upload:
-    """Return what Ray would send of ``folder``, by Ray's own rules: it leaves out what .gitignore, .rayignore and Ray's own
-    list name."""
+    """Return what Ray would send of ``folder``, by Ray's own rules: it leaves out names in .gitignore, .rayignore and Ray's own
+    list."""
     root, sizes = Path(folder).absolute(), dict[str, int]()
 
     def visit(path: Path) -> None:
@@ -57,7 +57,8 @@ def upload_of(folder: str) -> Upload:
 
 
 def _left_out(root: Path, sent: set[str]) -> Iterator[tuple[str, int]]:
-    """Yield each file that is not ``sent``, and each topmost folder of which nothing is sent, with its number of files."""
+    """Yield (path, 1) for each file that is not ``sent``. A folder of which nothing is sent is yielded once, with its number of
+    files."""
     above = {str(parent) for name in sent for parent in Path(name).parents}
     for here, folders, files in os.walk(root):
         where = os.path.relpath(here, root)

@@ -3,9 +3,9 @@
     metadata service or file --every 0.5 s--> PreemptionWatcher --drain_node(deadline)--> Ray --> the policies of every run
                                                      +--time left--> its run's mailbox: the clocks of nodes and driver differ
 
-A service that is slow, gone or sends nonsense is polled again; its last notice stays valid until it sends a new one. A notice
-that Ray did not accept, because its control store is down, is announced again at the next poll. Only the run that started a
-watcher ends it.
+A metadata service that is slow, gone or sends nonsense is polled again; its last notice stays valid until it sends a new one. A
+notice that Ray did not accept, because its control store is down, is announced again at the next poll. Only the run that
+started a watcher ends it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ _log = logging.getLogger(__name__)
 Tell = Callable[[str, TimeLeft], None]
 """Function that reports a node and the time left to it; it does not raise."""
 _ASK_WATCHES_S = 10.0
-"""Time between two checks whether the watchers' sources answer [s]."""
+"""Time between two checks that the watchers' sources of notices (metadata service, file) still answer [s]."""
 
 
 class Relay:
-    """Announces to Ray when the node will end: the first notice, and later notices only if they name an earlier end.
-    Thread-safe."""
+    """Announces to Ray when the node will be taken away: at the first notice, and again only if a later notice names an earlier
+    time. Thread-safe."""
 
     def __init__(self, drain: Callable[[float, str], None]) -> None:
-        """``drain(at_s, why)`` announces the end to Ray, ``at_s`` in seconds since 1970. If it raises, Ray was not informed."""
+        """``drain(at_s, why)`` announces to Ray that the node leaves at ``at_s``, in seconds since 1970. If it raises, Ray was
+        not informed, and the next notice is announced in its place."""
         self._drain = drain
         self._announced: Notice | None = None
         self._lock = threading.Lock()
@@ -60,13 +61,13 @@ class PreemptionWatcher:
 
     def __init__(self, cloud: str, metadata_url: str, file: str, rebalance: bool, tell: Tell) -> None:
         """``cloud``: name of the cloud; ``auto`` detects it. ``file``: a path, as ``elastic.notice_file``. ``tell`` reports the
-        node's end to the run's driver."""
+        time left to the node to the run's driver."""
         context = ray.get_runtime_context()
         node, gcs = context.get_node_id(), context.gcs_address
 
         def announce(at_s: float, why: str) -> None:
             deadline_ms = int(at_s * 1000)
-            tell(node, TimeLeft(deadline_ms, at_s - time.time()))  # first: the driver reads it when it sees the drain
+            tell(node, TimeLeft(deadline_ms, at_s - time.time()))  # first: the driver reads it once it sees the drain
             drain(gcs, node, deadline_ms, why)
 
         relay = Relay(announce)
@@ -95,13 +96,14 @@ class PreemptionWatchers:
         self._arguments = (cloud, metadata_url, file, rebalance, tell)
         self._actors: dict[str, ActorHandle[PreemptionWatcher]] = {}
         self._asked: dict[str, ObjectRef[str]] = {}
-        """Node -> pending answer: whether its watcher's sources are silent."""
+        """Node -> reference to its watcher's pending answer: which sources of notices do not answer."""
         self._silent: dict[str, str] = {}
-        """Node -> why its sources are silent, as last reported."""
+        """Node -> why its sources of notices do not answer, as last reported; empty if all answer."""
         self._ask_at_s = 0.0
 
     def cover(self, nodes: set[str]) -> None:
-        """Keep a watcher on each of ``nodes``, and warn of nodes with a silent source. Does not wait."""
+        """Run a watcher on each of ``nodes``, and log a warning for nodes with a source of notices that does not answer. Does
+        not wait."""
         for node in nodes - self._actors.keys():
             here = NodeAffinitySchedulingStrategy(node, soft=False)
             actor = ray.remote(PreemptionWatcher).options(
@@ -113,8 +115,8 @@ class PreemptionWatchers:
         self._check_sources(nodes)
 
     def end(self) -> None:
-        """End all watchers. Otherwise a driver that continues would keep them until Python's garbage collector finds the run's
-        objects."""
+        """End all watchers. Without this call, a driver that goes on would keep them until Python's garbage collector finds the
+        run's objects."""
         for actor in self._actors.values():
             with contextlib.suppress(RayError):
                 ray.kill(actor)

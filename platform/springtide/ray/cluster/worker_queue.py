@@ -2,8 +2,9 @@
 
     a run's driver --QueueClient: workers requested and held--> WorkerQueue --workers it may use now--> the run's policy
 
-The rule is in ``elastic/allocation.py``. Each call carries all that the queue knows of a run, so a restarted actor knows all
-runs after one call of each. Ray's control store keeps the quotas.
+The rule is in ``elastic/allocation.py``. Each call carries everything that the queue must know of a run. So an actor that was
+restarted knows all runs again once each has called. Only the quotas (most workers of a queue) are stored, in Ray's control
+store.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ACTOR = "springtide/queue"
 _QUOTAS = b"springtide/quotas"
 _LOOK_S = 0.3
 _BEAT_S = 5.0
-"""Time between two heartbeats of a driver, whose policy may be busy [s]."""
+"""Time between two heartbeats of a driver, which show that it is alive while its policy is too busy to call [s]."""
 _SILENT_S = 30.0
 """A run whose driver has not called for this long counts as gone [s]."""
 _SETTLE_S = 3.0
@@ -48,7 +49,7 @@ _ANSWER_S = 10.0
 
 
 class QueueRow(NamedTuple):
-    """A run in the queue, for ``springtide queue``."""
+    """A line of ``springtide queue``: one run that shares the cluster."""
 
     run: str
     queue: str
@@ -56,7 +57,7 @@ class QueueRow(NamedTuple):
     holds: int
     """Workers that the run has."""
     share: int
-    """Workers that the run should have."""
+    """Workers that the queue has assigned to the run. Other runs may still hold some of them."""
     min_workers: int
     max_workers: int
     others: str
@@ -77,8 +78,9 @@ class WorkerQueue:
         self._quotas = read_quotas()
         self._looked_s = float("-inf")
         self._changed = self._stale = True
-        """Whether the runs or the nodes have changed, so that the shares must be computed again; whether any run's holdings
-        have changed."""
+        """``_changed``: the runs or the nodes have changed, so the workers assigned to each run must be computed again.
+        ``_stale``: the workers that some run holds have changed, so the workers that each run may use now must be computed
+        again."""
         self._granted: Allocation = {}
         again = ray.get_runtime_context().was_current_actor_reconstructed
         self._settled_s = time.monotonic() + (_SETTLE_S if again else 0.0)
@@ -133,7 +135,7 @@ class WorkerQueue:
         ]
 
     def set_quotas(self, quotas: Mapping[str, int]) -> None:
-        """Limit the workers that all runs of a queue have together."""
+        """Limit the workers of each queue. ``quotas``: queue -> the most workers that its runs may have together."""
         self._quotas, self._changed = dict(quotas), True
 
     def _beat(self, run: str) -> None:
@@ -143,7 +145,8 @@ class WorkerQueue:
         return in_words(run, list(self._requests.values()), self._shares, self._holds, self._quotas)
 
     def _look(self) -> None:
-        """Read the cluster's nodes, and compute the shares again if something has changed."""
+        """Drop silent runs, read the cluster's nodes, and compute the workers assigned to each run again if something has
+        changed."""
         now = time.monotonic()
         for run in [run for run, heard_s in self._heard_s.items() if now - heard_s > _SILENT_S]:
             self.release(run)
@@ -173,7 +176,7 @@ class QueueClient:
             threading.Thread(target=self._beat, name="springtide-queue", daemon=True).start()
 
     def release(self) -> None:
-        """Withdraw the request. The last run ends the queue."""
+        """Withdraw the run's request. If no other run is left, the queue's actor is ended."""
         self._released.set()
         if self._request is None or self._actor is None:
             return
@@ -205,20 +208,20 @@ class QueueClient:
         return found
 
     def closed(self) -> bool:
-        """Return False, because a queue ends no run."""
+        """Return False: unlike a sweep's worker pool, the cluster's queue never ends a run."""
         return False
 
     def _beat(self) -> None:
-        # check the connection first: a call to an actor without one would start a cluster
+        # check the connection to Ray first: without one, a call to an actor would start a cluster
         while not self._released.wait(_BEAT_S) and ray.is_initialized():
             actor, request = self._actor, self._request
             if actor is not None and request is not None:
-                with contextlib.suppress(RayError):  # the next call carries the whole state
+                with contextlib.suppress(RayError):  # a lost heartbeat does no harm: others follow
                     actor.beat.remote(request.client_id)
 
 
 def request_of(config: Config) -> ResourceRequest:
-    """Return the request to the queue of a run of ``config``."""
+    """Return the resource request that a run of ``config`` sends to the cluster's queue."""
     elastic = config.elastic
     worker = {"CPU": elastic.cpus_per_worker, "GPU": elastic.gpus_per_worker}
     return ResourceRequest(
@@ -233,7 +236,8 @@ def request_of(config: Config) -> ResourceRequest:
 
 
 def check_quota(config: Config) -> None:
-    """Raise ConfigError if the run's queue may not have the workers that the run needs. The cluster is connected."""
+    """Raise ConfigError if the quota of the run's queue is smaller than the least number of workers that the run needs.
+    Requires a connection to the cluster."""
     least, quota = request_of(config).least, read_quotas().get(config.run.queue)
     if quota is not None and quota < least:
         problem = f"may have {quota} workers, and this run needs {least}"
@@ -242,7 +246,8 @@ def check_quota(config: Config) -> None:
 
 
 def queue_rows() -> list[QueueRow]:
-    """Return the runs that share the connected cluster, in the order in which they are served; none if it has no queue."""
+    """Return the runs that share the connected cluster, in the order in which they are served; an empty list if the cluster has
+    no queue."""
     with contextlib.suppress(ValueError):
         rows: list[QueueRow] = ray.get(ray.get_actor(ACTOR, namespace=NAMESPACE).rows.remote(), timeout=_ANSWER_S)
         return rows
@@ -259,7 +264,7 @@ def write_quotas(quotas: Mapping[str, int]) -> None:
     """Set all quotas of the connected cluster. Runs that have more workers than their quota allows leave after their current
     step."""
     write_key(_QUOTAS, json.dumps(dict(quotas), allow_nan=False).encode())
-    with contextlib.suppress(ValueError):  # the cluster has no queue yet
+    with contextlib.suppress(ValueError):  # no queue runs: the next one reads the stored quotas
         ray.get(ray.get_actor(ACTOR, namespace=NAMESPACE).set_quotas.remote(dict(quotas)), timeout=_ANSWER_S)
 
 

@@ -1,1 +1,1 @@
-"""Ray Data: the feed of training, and the parallel map that prepares datasets."""
+"""Ray Data pipelines: the feed, which reads a rank's training batches, and the parallel map that prepares datasets."""

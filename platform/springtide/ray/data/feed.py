@@ -1,13 +1,13 @@
-"""The feed: one Ray Data pipeline per rank, which executes that rank's plan.
+"""The feed, which reads a rank's training batches: one Ray Data pipeline per rank executes the rank's plan of reads.
 
     plan      [steps 40-47] [steps 48-55] ...      one row per read, an in-memory table
     reads     Ray tasks on the rank's node         rows of the shards, each with its stored id
-    batches   one per step, in order               checked against the order by the loop
+    batches   one per step, in order               the training loop checks that their ids are those of the step
 
-The worker builds the pipeline at the step that it restored: training and data resume at the same place by one decision. The
-only central part is the actor that shows all pipelines on Ray's dashboard. There is no split coordinator, and Ray Data does not
-share out resources. So the feed scales with the number of ranks. Reads run on the rank's node, whose ranks share a cache of row
-groups.
+The worker builds the pipeline from the step that it restored, so training and data always resume at the same step. The feed
+scales with the number of ranks, because little is central: no split coordinator, no sharing of resources by Ray Data. Only the
+actor that shows all pipelines on Ray's dashboard is central. Reads run on the rank's node, whose ranks share a cache of row
+groups (Parquet's unit of reading).
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from springtide.stream import Batch, RankReader, Read, ahead, load
 _log = logging.getLogger(__name__)
 
 _READS_PER_PIPELINE = 256
-"""Reads per leg of a plan, each leg a pipeline: every read costs the scheduler an object, and a run has millions."""
+"""Reads per pipeline. A plan has millions of reads, and each one of a pipeline costs the scheduler an object, so a plan is
+executed by many pipelines, one after another."""
 
 
 def feed(reader: RankReader, plan: list[Read], config: FeedConfig, name: str = "") -> Iterator[Batch]:
-    """Yield the batches of ``plan``. This process makes the first read itself, while Ray starts a pipeline for the other reads:
-    so a new worker group trains at once. ``name`` is what Ray's dashboard calls the pipelines."""
+    """Yield the batches of ``plan``. This process makes the first read itself, while Ray starts a pipeline for the other reads,
+    so that a new worker group trains at once. ``name``: name of the pipelines on Ray's dashboard."""
     mine = load(reader, plan[:1])
-    # yield one batch before a pipeline starts, which takes much of a core: else the first step would wait for it
+    # yield one batch before a pipeline starts: the start takes much of a core, and would delay the first step
     if plan and len(plan[0].steps) > 1:
         yield from itertools.islice(mine, 1)
     rest = ahead(_by_tasks(reader, plan[1:], config, name))
@@ -65,7 +66,7 @@ def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig, name: st
         due = leg[0].first
         try:
             for batch in _batches(_pipeline(reader, leg, config, name), config, reader.nothing(due)):
-                # yield empty batches: a rank has none of a step in which all its samples are skipped
+                # yield empty batches too: a rank has no rows of a step in which all its samples are skipped
                 yield from map(reader.nothing, Read(due, batch.step).steps)
                 yield batch
                 due = one_more(batch.step)
@@ -85,13 +86,14 @@ def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig, name: str
     context.enable_progress_bars = False
     near = node_affinity(ray.get_runtime_context().get_node_id())
     reads = ray.data.from_items([read._asdict() for read in leg], override_num_blocks=len(leg))
-    with warnings.catch_warnings():  # ray_remote_args_fn is deprecated, and nothing else takes a strategy yet
+    # ray_remote_args_fn is deprecated, but is still the only way to pass a scheduling strategy
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", RayDeprecationWarning)
         batches = reads.map_batches(
             _Fetch(reader),
             batch_size=None,
             batch_format="pyarrow",
-            num_cpus=0,  # workers may hold every CPU: a task that needs one would starve
+            num_cpus=0,  # workers may hold every CPU: a task that needs one would never run
             compute=TaskPoolStrategy(size=config.reads_in_flight),
             ray_remote_args_fn=lambda: {"scheduling_strategy": near},
         )
@@ -111,7 +113,7 @@ def limit(context: DataContext, config: FeedConfig) -> None:
 
 
 class _Fetch:
-    """The function of a read task: takes a table of reads, returns a table of rows."""
+    """The function of a read task: takes a table of reads, returns a table of rows (step, sample id, tokens, other columns)."""
 
     def __init__(self, reader: RankReader) -> None:
         self._reader = reader
@@ -125,18 +127,19 @@ class _Fetch:
 
 
 def _lists(values: np.ndarray) -> pa.FixedSizeListArray:
-    """Return an array of two or more dimensions as an Arrow column of flat lists, one per row."""
+    """Return an array of two or more dimensions as an Arrow column: one flat list per row of the array."""
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), math.prod(values.shape[1:]))
 
 
 def _rows(table: pa.Table, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a column that ``_lists`` made as an array whose rows have this shape."""
+    """Return the column ``name``, made by ``_lists``, as an array again. ``shape``: shape of one row."""
     lists = table[name].combine_chunks()
     return lists.flatten().to_numpy().reshape(len(lists), *shape)
 
 
 def _batches(dataset: ray.data.Dataset, config: FeedConfig, empty: Batch) -> Iterator[Batch]:
-    """Regroup rows by step, wherever Ray Data cut its blocks. ``empty``: a batch without rows."""
+    """Yield one batch per step: join the rows of a step, also if Ray Data has cut a block within the step. ``empty``: a batch
+    without rows, for the shapes of the columns."""
     step = StepsDone(-1)
     parts: list[Batch] = []
     shapes = {name: column.shape[1:] for name, column in empty.columns.items()}

@@ -21,7 +21,7 @@ from springtide.storage.errors import may_pass
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _ITEM, _NUMBER = "item", "number"
-"""Names of the columns that hold a pickled item, and the item's number among all items."""
+"""Column names: the pickled item, and the item's number among all items."""
 _ROUNDS = 3
 _PROBLEM_CHARACTERS = 500
 
@@ -74,7 +74,7 @@ class _WithModel:
 
 
 def _run(function: Callable[[Any], object], batch: pa.Table) -> pa.Table:
-    """Run ``function`` on each item of a batch; return an ``ItemOutcome`` per item: the items themselves need not come back."""
+    """Run ``function`` on each item of a batch; return one ``ItemOutcome`` per item, without the item's data."""
     rows = zip(batch[_NUMBER].to_pylist(), batch[_ITEM].to_pylist(), strict=True)
     return pa.Table.from_pylist([_outcome(function, *row)._asdict() for row in rows], _OUTCOMES)
 
@@ -82,7 +82,8 @@ def _run(function: Callable[[Any], object], batch: pa.Table) -> pa.Table:
 def _outcome(function: Callable[[Any], object], number: int, item: bytes) -> ItemOutcome:
     try:
         function(pickle.loads(item))
-    except Exception as error:  # an error that a task raises would end all other tasks
+    except Exception as error:
+        # return the error, do not raise it: an error in one task would end all other tasks
         return ItemOutcome(number, redacted(f"{type(error).__name__}: {error}"[:_PROBLEM_CHARACTERS]), may_pass(error))
     return ItemOutcome(number)
 
@@ -92,18 +93,20 @@ def with_retries(
     items: Sequence[T],
     submit: Callable[[Mapping[int, T]], Generator[ItemOutcome, None, None]],
 ) -> Iterator[None]:
-    """Run each item on a cluster, and yield after each. Items with a failure that may pass are submitted again, in three
-    rounds. Items that still fail then, or whose failure is permanent, run in this process, where they raise their own error.
+    """Run each item on a cluster, and yield after each. If an item's failure may pass (such as a store that is down), the item
+    is submitted again, in up to three rounds. Items that still fail then, or whose failure is permanent, run in this process,
+    where they raise their own error.
 
     Args:
         function: processes one item, unless its output exists; called in this process.
-        submit: runs items, by number, on the cluster; yields their outcomes in any order. RayError if the cluster lost some.
+        submit: takes number -> item; runs the items on the cluster; yields their outcomes in any order. Raises RayError if the
+            cluster lost some of them.
     """
     left = dict(enumerate(items))
     for _ in range(_ROUNDS if items else 0):
         problem, passes = "", True
         try:
-            with contextlib.closing(submit(dict(left))) as outcomes:  # closing: an error here ends the tasks, too
+            with contextlib.closing(submit(dict(left))) as outcomes:  # an error in this block also ends the tasks
                 for outcome in outcomes:
                     if outcome.problem and outcome.may_pass:
                         problem = outcome.problem
@@ -126,12 +129,13 @@ def with_retries(
 
 
 def _mapped(function: Callable[[T], object], items: Sequence[T], work: Any, **how: Any) -> Iterator[None]:
-    """Run ``work`` on tables of the items in Ray Data tasks, in rounds."""
+    """Run every item in Ray Data tasks, with retries, and yield after each. ``work``: runs a table of items, one row per
+    item."""
 
     def submit(left: Mapping[int, T]) -> Generator[ItemOutcome, None, None]:
         DataContext.get_current().enable_progress_bars = False
-        logging.getLogger("ray.data").setLevel(logging.ERROR)  # the caller shows progress and raises failures
-        # an item travels in its own row: a list of all of them in each task would cost the square of their number
+        logging.getLogger("ray.data").setLevel(logging.ERROR)  # the caller shows progress and failures
+        # send each item in its own row: a list of all items in each task would cost time in the square of their number
         rows = [{_NUMBER: number, _ITEM: pickle.dumps(item)} for number, item in left.items()]
         made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             work, batch_size=None, batch_format="pyarrow", **how

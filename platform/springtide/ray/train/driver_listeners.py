@@ -26,11 +26,12 @@ from springtide.training.evaluate import evaluate_checkpoint
 
 _log = logging.getLogger(__name__)
 
-# Evaluations in the background of training: one process evaluates committed checkpoints in turn, and no step waits.
+# Evaluations in the background of training: one process evaluates committed checkpoints in turn, and no training step waits for
+# it.
 
 _NICE = 10
 _LONGEST_S = 600.0
-"""How long the end of training waits for the evaluation of a checkpoint [s]."""
+"""How long the driver waits for the evaluation of one checkpoint before it ends the run [s]."""
 
 
 class AsyncEvaluator:
@@ -62,8 +63,8 @@ def async_evaluations(
 
 
 class AsyncEvaluations:
-    """A listener in front of another listener: passes on events to it and adds background evaluations, in the order of their
-    steps."""
+    """A listener that passes on each event to ``listen``, and evaluates saved checkpoints in the background. It passes on the
+    results too, in the order of their steps."""
 
     def __init__(self, config: Config, run: Folder, listen: Callable[[Event], None]) -> None:
         self._config, self._run, self._listen = config, run, listen
@@ -75,7 +76,8 @@ class AsyncEvaluations:
         """The checkpoint that is evaluated now, and the reference to its result."""
 
     def __call__(self, event: Event) -> None:
-        """Pass on one event; a saved checkpoint that is due is also evaluated."""
+        """Pass on one event. If the event is a saved checkpoint that is due (``train.eval_every``), start its evaluation in the
+        background."""
         if isinstance(event, Stopped) and event.status != "finished":
             self._give_up()
         elif isinstance(event, Evaluated | Stopped):
@@ -87,7 +89,7 @@ class AsyncEvaluations:
         self._look(0.0)
 
     def settle(self) -> None:
-        """Wait for the evaluation that runs, and for the next one if a checkpoint waits for it."""
+        """Wait for the evaluation that runs. If another checkpoint waits to be evaluated, wait for its evaluation too."""
         while self._under_way is not None:
             self._look(_LONGEST_S)
 
@@ -124,7 +126,7 @@ class AsyncEvaluations:
         self._under_way = None
         try:
             self._listen(dataclasses.replace(ray.get(answer), asynchronous=True))
-        except (RayError, OSError) as error:  # one evaluation is missing; training is not affected
+        except (RayError, OSError) as error:  # one evaluation is missing; training goes on
             _log.warning("checkpoint %s is not evaluated: %s", name, str(error).strip().splitlines()[-1])
             self.end()
 
@@ -149,7 +151,7 @@ _KNOWN: dict[str, Gauge | Counter] = {}
 
 
 class RayMetrics:
-    """Exports the metrics of one run. A context manager: after its end, Ray drops the run's gauges within two of its reports.
+    """An event listener that exports the metrics of one run to Prometheus, until the context manager ends.
 
     Ray drops a gauge that was not set again within twice its report interval (10 s), which is never below a second. Between
     two settings of ``workers`` lie hours, and a step may take a minute. So a thread sets all gauges again every second.

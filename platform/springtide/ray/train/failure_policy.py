@@ -33,22 +33,23 @@ from springtide.training.message import PeerFailed
 _ANSWER_S = 2.0
 _DAY_S = 24 * 3600.0
 _NO_ROOM = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of memory", "low on memory")
-"""Messages of torch, numpy and Ray when memory runs out."""
+"""Words in errors of torch, numpy and Ray that mean: out of memory."""
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "Broken pipe", "NCCL")
-"""Messages of gloo and NCCL when a peer is gone."""
+"""Words in errors of gloo and NCCL that mean: another rank is gone."""
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 
 
 class SpringtideFailurePolicy(DefaultFailurePolicy):
-    """Ray's failure policy with our rules. Lost nodes do not count as failures, and other failures count for a day. An error
-    that would recur is not retried: a SpringtideError, or the same error at the same step. A store that cannot be reached is
-    tried ``MOST_STORE_FAILURES`` times at a step, after growing pauses."""
+    """Ray's failure policy with our rules. The limit ``elastic.max_failures`` counts the failures of the last day, without lost
+    nodes. An error that would recur is not retried: a SpringtideError, or the same error twice at the same step. A store that
+    cannot be reached is tried ``MOST_STORE_FAILURES`` times at a step, after growing pauses."""
 
     def __init__(
         self, failures: FailureConfig, job: TrainJob, processes: WorkerProcessPool, limits: MemoryLimits
     ) -> None:
         """``limits``: the run's memory limits, which this policy updates."""
-        super().__init__(dataclasses.replace(failures, max_failures=-1))  # -1: no limit; Ray would count for weeks
+        # -1: no limit in Ray, whose count would never forget a failure; this policy counts the failures of a day
+        super().__init__(dataclasses.replace(failures, max_failures=-1))
         self._most_failures = failures.max_failures
         self._failed_s: list[float] = []
         """When workers failed in the last day, by ``time.monotonic`` [s]."""
@@ -57,26 +58,27 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         self._before: tuple[int, str] | None = None
         self._newest_step = 0
         self._starts, self._stores = _Repeats(), _Repeats()
-        """Groups that failed to start, and groups that could not reach a store."""
+        """Consecutive failures at one step: of groups that did not start, and of groups that could not reach a store."""
 
     def make_decision(self, training_failed_error: BaseException) -> FailureDecision:
         """Decide what to do about a failure, and record it in the run's journal."""
         if self._processes.closed:
             return FailureDecision.RAISE
         if isinstance(getattr(training_failed_error, "controller_failure", None), StartCancelledError):
-            return FailureDecision.RETRY  # the scaling policy's next decision ends the run as requested
+            return FailureDecision.RETRY  # retry: the scaling policy's next decision then ends the run as requested
         failures = getattr(training_failed_error, "worker_failures", None)
         nodes = set(self._processes.plan)
         gone, going = _gone(nodes)
-        if failures is None or all(map(is_echo, failures.values())):  # a leaving node may be the cause of all failures
+        if failures is None or all(map(is_echo, failures.values())):  # a leaving node may be the cause
             gone |= going
         if (ours := fatal(training_failed_error)) is not None:
             if isinstance(ours, StoppedWaiting):
                 return FailureDecision.RAISE
-            if isinstance(ours, StoreUnavailable):  # the surviving workers still hold the state
+            if isinstance(ours, StoreUnavailable):  # retry: the surviving workers still hold the state
                 return self._of_store(ours)
             cause, decision = "failed workers" if failures is not None else "given up", FailureDecision.RAISE
-            if isinstance(ours, LeaseOvertaken):  # a save overtook the hung group: resume from that save
+            if isinstance(ours, LeaseOvertaken):
+                # a save of the hung group's state has claimed a newer lease: resume from that save
                 cause, decision = "hung", FailureDecision.RETRY
             elif isinstance(ours, UnfitNode) and ours.node in nodes:
                 self._processes.ban(ours.node, str(ours))
@@ -123,7 +125,7 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return FailureDecision.RETRY if again else FailureDecision.RAISE
 
     def _of_workers(self, error: BaseException, failures: Mapping[int, BaseException]) -> FailureDecision:
-        # process ids, bytes and addresses differ each time; the rest of a message does not
+        # replace numbers before errors are compared: process ids, sizes and addresses differ each time
         own = [
             _NUMBER.sub("#", f"{type(one).__name__}: {one}") for _, one in sorted(failures.items()) if not is_echo(one)
         ]
@@ -138,9 +140,10 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return super().make_decision(error)
 
     def _with_less(self, is_over: bool) -> tuple[bool, str]:
-        """Find a remedy for a group that ran out of memory: smaller micro-batches of the same global batch, because fewer
-        workers have more rows each; else a wait for a larger group, if one has trained. Returns whether there is a remedy, and
-        a description of it. ``is_over``: whether the run ends without a remedy."""
+        """Find a remedy for a group that ran out of memory: smaller micro-batches (rows computed at once), with the same global
+        batch. If they have one row already, wait for a larger group, in which each worker has fewer rows, if such a group has
+        trained. Returns True and a description of the remedy, or False and why there is none. ``is_over``: whether the run ends
+        without a remedy."""
         lanes, exact = self._config.stream.num_lanes, self._config.parallel.exact
         workers = max(1, len(self._processes.plan))
         most_lanes = 1 if exact else -(-lanes // workers)  # most lanes (parts of a batch) per micro-batch
@@ -155,9 +158,9 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return False, "a micro-batch has only one row already"
 
     def _of_start(self) -> FailureDecision:
-        """Retry a failed start whatever its error: a port was taken, a peer was late, a worker was killed. From the second
-        failure at a step on, pause first, as after a failure of a store. A run that has trained is retried as often as after
-        failures of a store, because a network may be down for minutes."""
+        """Decide whether to retry a failed start. Its error does not matter: a port was taken, a peer was late, a worker was
+        killed. From the second failure at a step on, pause before the retry, as after a failure of a store. A run that has
+        trained is retried as often as after failures of a store, because a network may be down for minutes."""
         failed = self._starts.add(self._step())
         if failed > 1:
             self._processes.not_before_s = time.monotonic() + store_pause_s(failed - 1)
@@ -165,20 +168,20 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return FailureDecision.RETRY if failed <= most else FailureDecision.RAISE
 
     def _step(self) -> int:
-        with contextlib.suppress(RayError):  # the mailbox is slow, or ends with its driver
+        with contextlib.suppress(RayError):  # no answer from the mailbox: use the last known step
             self._newest_step = (self._mailbox.progress().get(_ANSWER_S) or Progress()).step
         return self._newest_step
 
 
 def _are_preempted(failures: Mapping[int, BaseException] | None) -> bool:
-    """Return True if a worker is gone because its node was taken away. The other workers' failures are consequences of that."""
+    """Return True if a worker is gone because its node was taken away. Failures of other workers are then only consequences."""
     # Ray wraps the error of a dead worker in ``health_check_failure``
     dead = (getattr(one, "health_check_failure", one) for one in (failures or {}).values())
     return any(isinstance(one, RayActorError) and one.preempted for one in dead)
 
 
 def is_echo(error: BaseException) -> bool:
-    """Return whether a worker's failure is only the consequence of another worker's."""
+    """Return True if a worker's failure is only the consequence of another worker's failure."""
     echoes = WorkerHealthCheckFailedError | RayError | dist.DistError | CollectiveError | PeerFailed
     return isinstance(error, echoes) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in _ECHOES)
@@ -218,14 +221,15 @@ def fatal(error: BaseException) -> SpringtideError | None:
     for failure in _failures(error):
         reason = failure.__cause__ if isinstance(failure, WorkerGroupStartupFailedError) else None
         for candidate in (failure, getattr(failure, "cause", None), reason, getattr(reason, "cause", None)):
-            if isinstance(candidate, SpringtideError):  # ``cause``: Ray wraps what an actor's call raised
+            if isinstance(candidate, SpringtideError):  # ``cause``: Ray wraps the original error
                 return candidate
     return None
 
 
 def is_store_error(error: BaseException | None) -> bool:
     """Return True if a store failed or could not be reached, judged by the error's type, or by the package that raised it."""
-    rays_own = isinstance(error, RayError) and not isinstance(error, RayTaskError)  # Ray's time-outs are OSErrors, too
+    # an error of Ray itself is not a store's, although Ray's time-outs are OSErrors too
+    rays_own = isinstance(error, RayError) and not isinstance(error, RayTaskError)
     if error is None or rays_own or isinstance(error, FINAL):
         return False
     return may_pass(error) or of_store(error)
@@ -267,13 +271,13 @@ def _gone(nodes: set[str]) -> tuple[set[str], set[str]]:
 
 
 class _Repeats:
-    """Counts consecutive failures at one step."""
+    """Counts consecutive failures at the same step."""
 
     def __init__(self) -> None:
         self._step, self._times = -1, 0
 
     def add(self, step: int) -> int:
-        """Count a failure at ``step``. Returns the number of failures at this step since the last one at another step."""
+        """Count a failure at ``step``. Returns how many failures in a row were at this step, including this one."""
         self._times = self._times + 1 if step == self._step else 1
         self._step = step
         return self._times

@@ -37,13 +37,13 @@ from springtide.storage import Folder
 LOOK_S = 1.5
 """How long a rank may take to return its stack [s]."""
 MOST_HANGS, MOST_SILENT = 3, 10
-"""Number of hangs at one step after which training fails. First: hangs in which all ranks answer, so that the code itself waits
-for ever. Second: hangs with a process that does not answer, which is its node's fault."""
+"""Training fails after this many hangs at one step. First number: hangs in which all ranks answer, so that the code itself
+waits for ever. Second number: hangs in which a process does not answer, which is the fault of its node."""
 _ANSWER_S = 5.0
 _DELAY_OVER_S = 0.3
-"""Length of the measurement of a thread's wait for a core [s]."""
+"""How long a thread is observed to measure its wait for a CPU core [s]."""
 _STARVED_SHARE = 0.1
-"""A thread that waits for a core for at least this share of the measurement is starved. A thread that hangs does not wait for a
+"""A thread is starved if it waits for a CPU core for at least this share of the time. A thread that hangs does not wait for a
 core at all."""
 _WRITE_S = 5.0
 _WORK, _WORKER = "work", "/springtide/ray/train/worker.py"
@@ -82,14 +82,15 @@ def _is_starved(ident: int) -> bool:
 
 
 def _delay_s(native: int | None) -> float:
-    """Return how long a thread of this process has waited for a core [s]. Source: Documentation/scheduler/sched-stats.rst."""
+    """Return how long a thread of this process has waited for a CPU core since its start [s]. Source:
+    Documentation/scheduler/sched-stats.rst."""
     with open(f"/proc/self/task/{native}/schedstat") as file:
         return float(file.read().split()[1]) / 1e9
 
 
 def look(workers: Sequence[Worker]) -> list[Frames]:
-    """Return the stack of each worker's training thread: ``BUSY`` if its process is alive but returns no stack in time, empty
-    if the process does not answer."""
+    """Return the stack of each worker's training thread. It is ``BUSY`` if the worker's process is alive but returns no stack
+    in time, and empty if the process does not answer a probe."""
     asked = [worker.actor.execute.remote(frames) for worker in workers]
     done = set(ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)[0])
     found: list[Frames] = []
@@ -106,11 +107,13 @@ def look(workers: Sequence[Worker]) -> list[Frames]:
 
 
 class Watch:
-    """Samples the stacks of a silent group's ranks, and finds the ranks that the others wait for."""
+    """Samples the stacks of the ranks of a silent group (one that sends no events), and finds the ranks that all others wait
+    for."""
 
     def __init__(self) -> None:
         self._before: tuple[int, float, list[Frames]] | None = None
-        """The last sample: the step after which the group is silent, the time of the sample [s], and the stack of each rank."""
+        """The last sample: the step after which the group became silent, the time of the sample [s], and the stack of each
+        rank."""
         self.why = ""
         """Why the group hangs, in words; empty if unclear."""
         self.silent: set[int] = set()
@@ -134,7 +137,7 @@ class Watch:
         return first_look_s(step_s) < progress.silent_s and progress.longest_s < math.inf and step_s > 0
 
     def stalled(self, workers: Sequence[Worker], progress: Progress) -> bool:
-        """Return True if two samples show that a silent group waits for some of its ranks, or that all its ranks wait in a
+        """Return True if two samples show that a silent group hangs: it waits for some of its ranks, or all ranks wait in a
         collective. Samples are rare, because each costs a call to every worker."""
         before = self._before
         if not self.is_due(progress) or before is None or before[0] != progress.step:
@@ -161,8 +164,8 @@ def diagnose(
     workers: Sequence[Worker], run: Folder, step: int, known: Collection[int] = ()
 ) -> tuple[str, list[Worker]]:
     """Write the stacks and newest collectives of ``workers``, ordered by rank, to the run's folder. Returns a summary, and the
-    workers whose process is gone. A process that is alive but does not answer counts as busy. ``known``: ranks that did not
-    answer before, and are not waited for."""
+    workers whose process is gone. A process that is alive but returns no stack counts as busy. ``known``: ranks that are known
+    not to answer, and are not waited for."""
     asked = [worker.actor.execute.remote(stacks) for worker in workers]
     others = [answer for rank, answer in enumerate(asked) if rank not in known]
     done = set(ray.wait(others, num_returns=len(others), timeout=_ANSWER_S)[0]) if others else set()
@@ -194,8 +197,8 @@ def diagnose(
 def _collectives(
     workers: Sequence[Worker], answered: Collection[object], stacks_of: Sequence[object]
 ) -> dict[int, list[Collective]]:
-    """Return the newest collectives of the ranks that have returned their stacks. They are requested in a second call: if a
-    device is lost, torch may wait for it, and the stacks have arrived by then."""
+    """Return the newest collectives of the ranks that have returned their stacks. The collectives are requested in a second
+    call: torch may wait for a lost device there, and by then the stacks have arrived."""
     asked = {
         rank: worker.actor.execute.remote(newest_collectives)
         for rank, (worker, stack) in enumerate(zip(workers, stacks_of, strict=True))
@@ -211,8 +214,8 @@ def _collectives(
 
 
 def _where(written: Future[None], name: str) -> str:
-    """Return in words where the stacks are stored. Does not wait long for the store, because the group itself may be waiting
-    for it."""
+    """Return a phrase that says where the stacks are stored. Waits ``_WRITE_S`` at most for the store, because the group itself
+    may hang in a call to the store."""
     try:
         written.result(_WRITE_S)
     except TimeoutError:
@@ -247,14 +250,14 @@ class Collective(NamedTuple):
 
 
 def newest_collectives() -> list[Collective]:
-    """Return the newest collective of each group of this process, in the order in which they began; empty if torch records
-    none."""
+    """Return the newest collective of each process group of this process, in the order in which these collectives began; empty
+    if torch records none."""
     found: dict[str, Collective] = {}
     for entry in _entries():
         group = " ".join(entry.get("process_group") or ["?"])
         number = int(entry.get("collective_seq_id") or 0)
         sizes = " ".join(map(str, entry.get("input_sizes") or ()))
-        found.pop(group, None)  # an earlier group may have had this name: the last entry counts
+        found.pop(group, None)  # an earlier process group may have had this name: the last entry counts
         found[group] = Collective(group, number, str(entry.get("profiling_name")), sizes, bool(entry.get("retired")))
     return list(found.values())
 
@@ -291,7 +294,7 @@ def behind(by_rank: Mapping[int, Sequence[Collective]]) -> str:
     found = []
     for group, members in groups.items():
         each = {rank: (one.number, f"{one.name} {one.sizes}") for rank, one in members.items()}
-        # the highest number; among several collectives with that number, the one that most ranks are in
+        # what ranks should be in: the collective with the highest number; if several have it, the one with the most ranks
         counts = Counter(each.values())
         last, what = max(counts, key=lambda one: (one[0], counts[one]))
         late: dict[tuple[int, str], list[int]] = {}

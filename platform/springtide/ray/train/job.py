@@ -17,15 +17,16 @@ class TrainJob:
     config: Config
     mailbox: MailboxClient
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Labels of the run's checkpoints."""
+    """Key -> value, stored as labels in the run's checkpoints."""
     owner: str = ""
-    """Id under which the run was claimed."""
+    """Id of the driver, under which it claimed the run's lease."""
     fault_points: str = ""
-    """Address of the test to which fault points are reported; empty for none."""
+    """Address of the test that injects faults and receives the fault points that are passed; empty without such a test."""
     begun_s: float = 0.0
     """When the run was first started, seconds since 1970; only a run with a deadline needs it."""
     compiled_key: str = dataclasses.field(default="", repr=False)
-    """Key that seals the run's compiled code (``CompileCache``); if it is empty, no code is kept."""
+    """Secret key that proves that cached compiled code was not changed by others (``CompileCache``); without it no code is
+    cached."""
 
     @property
     def folder(self) -> Folder:
@@ -34,10 +35,10 @@ class TrainJob:
 
     @property
     def compiled(self) -> CompileCache:
-        """The run's compiled code."""
+        """The cache of the run's compiled code (``torch.compile``)."""
         return CompileCache(self.folder, self.compiled_key, self.config)
 
     @property
     def keeps_snapshots(self) -> bool:
-        """Whether the run keeps snapshots in memory."""
+        """Whether the run keeps snapshots (copies of the training state) in the memory of nodes."""
         return bool(self.config.checkpoint.memory_every and self.config.checkpoint.stage)

@@ -1,12 +1,13 @@
-"""The mailbox between a run's workers and its driver: events one way, requests the other.
+"""The mailbox between a run's workers and its driver: events go to the driver, requests go to the workers.
 
-Workers need no access to the tracking store or the console: rank 0 posts, the driver takes.
+Rank 0 posts events, and the driver takes them. So workers need no access to the tracking store or the console.
 
     worker, controller --MailboxClient--> Mailbox (an actor on the driver's node) <--MailboxClient-- driver
                        <--requests: rank 0 has a pending call, which returns as soon as a request is made
 
-A driver that trains several runs in turn keeps its mailbox, because a process takes a second to start. Every call carries its
-run's key, and a late call for an ended run is dropped. Rank 0 uses it through ``EventSender``, at the end of this file.
+A driver that trains several runs in turn keeps its mailbox, because a process takes a second to start. Every call carries the
+key of its run, so that a late call for an ended run is dropped. Rank 0 uses the mailbox through ``EventSender``, at the end of
+this file.
 """
 
 from __future__ import annotations
@@ -39,23 +40,24 @@ T = TypeVar("T")
 
 
 class WorkerLimit(NamedTuple):
-    """The worker limit set by commands to the run (``run.control``)."""
+    """The limit on the run's workers, as set by commands to the run (``run.control``)."""
 
     workers: int = 0
     """Most workers; 0: as many as the config allows."""
     paused_by: str = ""
     """Who paused the run; empty if it is not paused."""
     serial: int = 0
-    """Number of the command: an equal limit that is set again counts as a change, and is reported again."""
+    """Number of the command that has set the limit. So an equal limit that is set again counts as a change, and is reported
+    again."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """The state of training that the controller needs."""
+    """What Ray Train's controller needs to know about training."""
 
     step: int = 0
     left: bool = False
-    """Whether the group has saved its state and waits to be replaced."""
+    """Whether the worker group has saved its state and waits to be replaced by a new group."""
     stop: bool = False
     """Whether the run was asked to stop."""
     silent_s: float = 0.0
@@ -86,15 +88,15 @@ class _RunState:
         self.micro_batch: int | None = None
         self.limit = WorkerLimit()
         self.notices: dict[str, tuple[int, float]] = {}
-        """Leaving node -> its deadline as announced to Ray [ms], and the same moment by ``time.monotonic`` [s]."""
+        """Leaving node -> its deadline as announced to Ray [ms since 1970], and the same moment by ``time.monotonic`` [s]."""
 
     @property
     def request(self) -> GroupRequest | None:
-        """The open request to the workers: ``asked``, else COPY if one is open."""
+        """The request that the workers must carry out: ``asked``; without one, COPY if that is open; else None."""
         return self.asked or (GroupRequest.COPY if self.copy else None)
 
     def changed(self) -> None:
-        """Wake the callers of ``change``: the request, the group or the run has changed."""
+        """Wake the callers that wait in ``change``, because the request, the group or the run has changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -119,7 +121,7 @@ class Mailbox:
         before.changed()
 
     async def post(self, key: str, events: Sequence[Event]) -> None:
-        """See ``MailboxClient.post``."""
+        """Store events for the driver, as ``MailboxClient.post`` describes."""
         run = self._run
         if key != run.key:
             return
@@ -134,7 +136,7 @@ class Mailbox:
     async def request(
         self, key: str, known: GroupRequest | None, followed: GroupRequest | None = None
     ) -> GroupRequest | None:
-        """See ``MailboxClient.request``."""
+        """Return the open request to the workers once it changes, as ``MailboxClient.request`` describes."""
         if followed is not None:
             await self.cancel(key, followed)
         run = self._run
@@ -144,7 +146,7 @@ class Mailbox:
         return run.request if self._run is run and run.key == key else None
 
     async def take(self, key: str, wait_s: float) -> list[Event] | None:
-        """See ``MailboxClient.take``."""
+        """Return the events posted since the last call, as ``MailboxClient.take`` describes."""
         run = self._run
         if key != run.key:
             return None
@@ -158,25 +160,26 @@ class Mailbox:
         return taken
 
     async def ask(self, key: str, request: GroupRequest, left_s: float = math.inf) -> None:
-        """See ``MailboxClient.ask``."""
+        """Set the request to the workers, as ``MailboxClient.ask`` describes."""
         run = self._run
         if request is GroupRequest.COPY:
             run.copy |= key == run.key
             run.changed()
             return
         weaker = run.asked is GroupRequest.STOP and request is not GroupRequest.STOP
-        weaker |= run.asked in _LEAVING and request is GroupRequest.SAVE  # a group that leaves keeps its state, too
+        weaker |= run.asked in _LEAVING and request is GroupRequest.SAVE  # a leaving group keeps its state anyway
         if key == run.key and not weaker:
             run.asked, run.leave_by_s = request, time.monotonic() + left_s
             run.changed()
 
     async def time_to_leave_s(self, key: str) -> float | None:
-        """See ``MailboxClient.time_to_leave_s``."""
+        """Return the time until a leaving group must have a safe copy of its state, as ``MailboxClient.time_to_leave_s``
+        describes."""
         run = self._run
         return run.leave_by_s - time.monotonic() if key == run.key else None
 
     async def cancel(self, key: str, request: GroupRequest) -> None:
-        """Withdraw ``request`` if it is still open."""
+        """Withdraw ``request`` to the workers if it is still open."""
         run = self._run
         if key == run.key:
             run.copy &= request is not GroupRequest.COPY
@@ -184,12 +187,12 @@ class Mailbox:
             run.changed()
 
     async def heartbeat(self, key: str) -> None:
-        """See ``MailboxClient.heartbeat``."""
+        """Record that the group is alive, as ``MailboxClient.heartbeat`` describes."""
         if key == self._run.key:
             self._run.last_event_s = time.monotonic()
 
     async def reset_for_new_group(self, key: str) -> None:
-        """See ``MailboxClient.reset_for_new_group``."""
+        """Reset the mailbox for a new worker group, as ``MailboxClient.reset_for_new_group`` describes."""
         run = self._run
         if key == run.key:
             run.left, run.last_event_s = False, time.monotonic()
@@ -200,33 +203,33 @@ class Mailbox:
             run.changed()
 
     async def group_runs(self, key: str, workers: int) -> None:
-        """See ``MailboxClient.group_runs``."""
+        """Record that the group's processes run, as ``MailboxClient.group_runs`` describes."""
         run, now = self._run, time.monotonic()
         if key == run.key and run.history.runs(workers, now):
             run.last_event_s = now
 
     async def group_formed(self, key: str) -> None:
-        """See ``MailboxClient.group_formed``."""
+        """Record that all ranks of the group are connected, as ``MailboxClient.group_formed`` describes."""
         run, now = self._run, time.monotonic()
         if key == run.key:
             run.history.formed(now)
             run.last_event_s = now
 
     async def notice(self, key: str, node: str, left: TimeLeft) -> None:
-        """See ``NoticeSender``."""
+        """Record the time left to a leaving node, as ``NoticeSender`` describes."""
         run, ends_s = self._run, time.monotonic() + left.left_s
         if key == run.key and ends_s < run.notices.get(node, (0, math.inf))[1]:
             run.notices[node] = (left.deadline_ms, ends_s)
 
     async def notices(self, key: str) -> dict[str, TimeLeft] | None:
-        """See ``MailboxClient.notices``."""
+        """Return the time left to each leaving node, as ``MailboxClient.notices`` describes."""
         run, now = self._run, time.monotonic()
         if key != run.key:
             return None
         return {node: TimeLeft(deadline_ms, ends_s - now) for node, (deadline_ms, ends_s) in run.notices.items()}
 
     async def progress(self, key: str) -> Progress | None:
-        """See ``MailboxClient.progress``."""
+        """Return the run's progress, as ``MailboxClient.progress`` describes."""
         run = self._run
         if key != run.key:
             return None
@@ -236,17 +239,17 @@ class Mailbox:
         return Progress(run.history.step, run.left, stop, silent_s, longest_s, run.history.prospects(), run.limit)
 
     async def limit_workers(self, key: str, limit: WorkerLimit) -> None:
-        """See ``MailboxClient.limit_workers``."""
+        """Set the most workers, as ``MailboxClient.limit_workers`` describes."""
         if key == self._run.key:
             self._run.limit = limit
 
     async def limit_micro_batch(self, key: str, rows: int) -> None:
-        """See ``MailboxClient.limit_micro_batch``."""
+        """Set the largest micro-batch, as ``MailboxClient.limit_micro_batch`` describes."""
         if key == self._run.key:
             self._run.micro_batch = rows
 
     async def largest_micro_batch(self, key: str) -> int | None:
-        """See ``MailboxClient.largest_micro_batch``."""
+        """Return the largest micro-batch, as ``MailboxClient.largest_micro_batch`` describes."""
         return self._run.micro_batch if key == self._run.key else None
 
     async def node(self) -> str:
@@ -254,14 +257,14 @@ class Mailbox:
         return str(ray.get_runtime_context().get_node_id())
 
     async def block(self) -> np.ndarray:
-        """Return data to fetch, to measure the speed of the network."""
+        """Return 8 MiB of data; a caller fetches them to measure the speed of the network."""
         return np.ones(_BLOCK_BYTES, np.uint8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply(Generic[T]):
-    """The mailbox's reply to a call. Wait for it only if the next call must take effect later: Ray runs the calls of an asyncio
-    actor in any order. If the mailbox is gone, a call has no effect."""
+    """The mailbox's reply to a call. If a later call must take effect after this call, wait for this reply first: Ray runs the
+    calls of an asyncio actor in any order. If the mailbox is gone, a call has no effect."""
 
     ref: ObjectRef[T]
 
@@ -294,19 +297,21 @@ class MailboxClient:
         return Reply(self.actor.post.remote(self.key, events))
 
     def request(self, known: GroupRequest | None, followed: GroupRequest | None = None) -> Reply[GroupRequest | None]:
-        """Reply with the open request as soon as it differs from ``known``, or when the group or the run is over. ``followed``:
-        a request that the group has carried out; this call withdraws it first. A separate call might arrive after this one, and
-        the request would be delivered twice."""
+        """Reply with the open request to the workers as soon as it differs from ``known``, the request that the caller already
+        has. Also reply when the group or the run is over. ``followed``: a request that the group has carried out; this call
+        withdraws it first. If the withdrawal were a separate call, it might arrive too late, and the request would be delivered
+        twice."""
         return Reply(self.actor.request.remote(self.key, known, followed))
 
     def take(self, wait_s: float) -> Reply[list[Event]]:
-        """Take everything posted since the last call; waits up to ``wait_s`` for the first event. For the current run only."""
+        """Reply with all events posted since the last call. If there is none, waits up to ``wait_s`` [s] for one; the list may
+        stay empty. For the current run only."""
         return Reply(self.actor.take.remote(self.key, wait_s))
 
     def ask(self, request: GroupRequest, left_s: float = math.inf) -> Reply[None]:
-        """Set the request to the workers, which stands until the next call. STOP is never replaced, and SAVE never replaces
-        LEAVE or EVACUATE. COPY is stored separately, and delivered when no other request is open. ``left_s``: time until the
-        group must have a safe copy of its state in memory [s]."""
+        """Send a request to the workers, in place of the last one. STOP is never replaced; SAVE replaces neither LEAVE nor
+        EVACUATE, the requests to end the group. COPY is stored separately, and delivered when no other request is open.
+        ``left_s``: time until the group must have a safe copy of its state in memory [s]."""
         return Reply(self.actor.ask.remote(self.key, request, left_s))
 
     def time_to_leave_s(self) -> Reply[float | None]:
@@ -318,11 +323,13 @@ class MailboxClient:
         return Reply(self.actor.heartbeat.remote(self.key))
 
     def reset_for_new_group(self) -> Reply[None]:
-        """Reset the mailbox for a new worker group: the group has not left, and has no request to leave or copy."""
+        """Reset the mailbox for a new worker group: the group has not left, and requests to leave or to copy snapshots are
+        withdrawn."""
         return Reply(self.actor.reset_for_new_group.remote(self.key))
 
     def group_runs(self, workers: int) -> Reply[None]:
-        """Report that the group's processes run: from now on it counts as hung if it sends nothing for too long."""
+        """Report that the worker group's processes run. From now on the group counts as hung if it sends nothing for too
+        long."""
         return Reply(self.actor.group_runs.remote(self.key, workers))
 
     def group_formed(self) -> Reply[None]:
@@ -330,11 +337,11 @@ class MailboxClient:
         return Reply(self.actor.group_formed.remote(self.key))
 
     def notices(self) -> Reply[dict[str, TimeLeft] | None]:
-        """Reply with the time left to each leaving node."""
+        """Reply with leaving node -> the time left to it."""
         return Reply(self.actor.notices.remote(self.key))
 
     def progress(self) -> Reply[Progress | None]:
-        """Reply with the run's progress."""
+        """Limit the workers of the current group and of later ones, and set whether the run is paused."""
         return Reply(self.actor.progress.remote(self.key))
 
     def limit_workers(self, limit: WorkerLimit) -> Reply[None]:
@@ -377,8 +384,8 @@ class NoticeSender:
 def open_mailbox(
     name: str | None, num_steps: int = 0, hang_s: float = 0.0, before: MailboxClient | None = None
 ) -> MailboxClient:
-    """Open the mailbox of a new run: in the actor of the previous run's mailbox ``before``, else in a new actor on this node.
-    ``name``: the new actor's name; raises ValueError if the cluster has an actor of that name."""
+    """Open the mailbox of a new run. It uses the actor of the previous run's mailbox ``before``; without one, a new actor on
+    this node. ``name``: the new actor's name; raises ValueError if the cluster has an actor of that name."""
     key = secrets.token_hex(8)
     if before is not None:
         ray.get(before.actor.open.remote(key, num_steps, hang_s))
@@ -390,10 +397,11 @@ def open_mailbox(
 
 # Rank 0's end of the mailbox: it sends the run's events, and receives the driver's requests to the workers.
 #
-# step k     forward, backward --request received by now?--> all-reduce: all ranks know it --update--> carried out
+# step k     forward, backward --rank 0 has a request?--> all-reduce sends it to all ranks --update--> it is carried out
 # mailbox    a pending call of rank 0 returns when a request is made
 #
-# So a request that arrives before the all-reduce of a step is carried out after that step, a later one after the next step.
+# So a request that arrives before the all-reduce of a step is carried out after that step. A request that arrives later is
+# carried out after the next step.
 
 _BEAT_S = 1.0
 _ONCE = (GroupRequest.COPY, GroupRequest.SAVE)
@@ -413,7 +421,8 @@ class EventSender:
         self._beat_s = -math.inf
 
     def __call__(self, event: Event) -> None:
-        """Send one event. If it is not a step (a checkpoint, the end), it is delivered when this returns."""
+        """Send one event. A finished step is sent in the background. Any other event (a checkpoint, the end) is delivered
+        before this returns."""
         self._waiting.append(event)
         if not isinstance(event, StepDone):
             self.flush()
@@ -438,8 +447,8 @@ class EventSender:
         return asked
 
     def time_to_leave_s(self) -> float:
-        """Return the time until this group, which leaves, must have a safe copy of its state in memory; infinite if the driver
-        does not answer [s]."""
+        """Return the time until this group, which was asked to leave, must have a safe copy of its state in memory [s].
+        Infinite if the mailbox does not answer."""
         with contextlib.suppress(RayError):
             left_s = self._mailbox.time_to_leave_s().get(_ANSWER_S)
             return math.inf if left_s is None else left_s

@@ -45,15 +45,16 @@ from springtide.ray.train.snapshot_lookup import name_prefix
 ON_DEMAND = "on-demand"
 """Value of the market label for nodes that are not taken away, as in Ray's documentation."""
 _Entry = Mapping[str, Any]
-"""A node in Ray's table."""
+"""A node's entry in Ray's table of nodes."""
 _LOOK_S = 1.0
 _AGAIN_S = 15.0
-"""Least time between two decisions while the nodes do not change; half of ``Deadline.change_s`` if that is longer, as in
-simulations [s]."""
+"""Least time between two decisions while the nodes do not change [s]. If half of ``Deadline.change_s`` is longer, that is used,
+as in simulations."""
 _ASK_S = 5.0
-"""Time between two queries whether the autoscaler can provide what is requested [s]."""
+"""Time between two checks that the autoscaler can provide what is requested [s]."""
 _REFUSED = 2
-"""Consecutive refusals by the autoscaler before the request is reduced: a node that is being ended still counts at first."""
+"""The request is reduced after this many consecutive refusals by the autoscaler. One is too few: a node that is being ended
+still counts at first."""
 _REFUSED_S = 600.0
 """Time after which a reduced request is raised to the full one again [s]."""
 _MEASURED = 3
@@ -67,7 +68,7 @@ class OnDemandNodes:
     """The on-demand nodes of one run with a deadline. Called in the controller's thread."""
 
     def __init__(self, job: TrainJob, scaling: ScalingConfig, bounds: Bounds, processes: WorkerProcessPool) -> None:
-        """``scaling``, ``bounds``: Ray's scaling config of the run, and the limits of its workers."""
+        """``scaling``: Ray's scaling config of the run. ``bounds``: the limits on the number of its workers."""
         config = job.config
         until_s = config.elastic.deadline.at_s(job.begun_s)
         self._plan = OnDemandPlan(config.num_steps, first_step(config.train), job.begun_s, until_s)
@@ -76,20 +77,22 @@ class OnDemandNodes:
         self._book, self._work = OrderBook(), StepWork(bounds.lanes)
         self._group: tuple[str, ...] = ()
         self._group_from = self._seen_step = 0
-        """Node of each worker of the training group, and the step at which that group was first seen; ``_seen_step`` is 0 until
-        a step is known."""
+        """``_group``: node of each worker of the training group. ``_group_from``: the step at which that group was first seen.
+        ``_seen_step``: 0 until a step is known."""
         self._given: dict[str, float] = {}
         """Node that was given back -> when the group leaves it, by ``time.monotonic`` [s]."""
         self._ordered_s: float | None = None
-        """When the order last grew, by ``time.monotonic``; None once a worker on a new node is ready [s]."""
+        """When more on-demand workers were last ordered, by ``time.monotonic`` [s]. None once a worker on a newly started node
+        is ready."""
         self._known: set[str] = set()
-        """The on-demand nodes when the order last grew."""
+        """The on-demand nodes that existed when more were last ordered."""
         self._orders_s: deque[float] = deque(maxlen=_MEASURED)
         self._spot_most = math.inf
-        """Most workers that are requested in addition to the ordered ones; finite once the autoscaler has no nodes for more."""
+        """Most workers to request on spot nodes, besides the ordered on-demand workers. Infinite until the autoscaler has no
+        nodes for more."""
         self._refusals, self._problem, self._not_before_s = 0, "", math.inf
-        """Consecutive refusals; why nothing can be ordered, empty if it can; until when the request stays reduced, by
-        ``time.monotonic`` [s]."""
+        """``_refusals``: consecutive refusals by the autoscaler. ``_problem``: why nothing can be ordered, empty if it can.
+        ``_not_before_s``: until when the request stays reduced, by ``time.monotonic`` [s]."""
         self._begin_s = time.monotonic()
         self._looked_s = self._asked_s = -math.inf
         self._asked: Future[Provision] | None = None
@@ -100,9 +103,11 @@ class OnDemandNodes:
         """Nodes that were given back and on which no snapshot server is left."""
         self._sent: tuple[int, float] = (0, math.inf)
         self._usable, self._again_s = frozenset[tuple[str, int]](), -math.inf
-        """The nodes at the last decision, and when the next one is due if they stay the same, by ``time.monotonic`` [s]."""
+        """``_usable``: each node with its places at the last decision. ``_again_s``: when the next decision is due if these
+        stay the same, by ``time.monotonic`` [s]."""
         self._can_be_met, self._doubted_s = True, math.inf
-        """Whether the deadline was last reported as in reach, and since when the opposite holds, by ``time.monotonic`` [s]."""
+        """``_can_be_met``: whether the deadline was last reported as in reach. ``_doubted_s``: since when the opposite holds,
+        by ``time.monotonic`` [s]; infinite if it does not."""
 
     def labelled(self, scaling: ScalingConfig) -> ScalingConfig:
         """Return a copy of ``scaling`` for the run's resource request, with a label selector for each worker."""
@@ -142,7 +147,8 @@ class OnDemandNodes:
             is_saved: whether the checkpoint store has the state that the last group left in memory.
 
         Returns:
-            ``nodes``. A node that was given back has no places and leaves: the group leaves it, and no other starts there.
+            ``nodes``. A node that was given back has no places in it, and a time at which it leaves: so the training group
+            leaves the node, and no other group starts on it.
         """
         now = time.monotonic()
         entries = {entry["NodeID"]: entry for entry in table}
@@ -162,7 +168,7 @@ class OnDemandNodes:
         ]
 
     def has_changed(self) -> bool:
-        """Return whether the request has changed since the last call."""
+        """Return True if the numbers of workers to request (on demand, on spot nodes) have changed since the last call."""
         before, self._sent = self._sent, (-1 if self._problem else self._book.workers, self._spot_most)
         return before != self._sent
 
@@ -203,7 +209,7 @@ class OnDemandNodes:
             order = self._book.decide(deadline, here, done, passed_s, multiple)
         if order.workers > before:
             self._ordered_s, self._known = now, {one.id for one in here if one.on_demand}
-            for node in self._shared - {*busy}:  # keep a shared node: the autoscaler may count it towards the order
+            for node in self._shared - {*busy}:  # a shared node may count towards the order: use it again
                 self._given.pop(node, None)
         self._give_back(order, {one.id: one for one in here}, entries, progress, now)
         if order.workers != before or order.give_back:
@@ -231,7 +237,7 @@ class OnDemandNodes:
             in_s = costs.leaving_s(reserve_s, durable=False) + costs.step_s if here[node].in_group else 0.0
             self._given[node] = now + in_s
             if fits(entries[node]["Resources"], self._worker.items()) > here[node].places:
-                self._shared.add(node)  # the autoscaler ends the node once the other runs have left it, too
+                self._shared.add(node)  # no drain: the autoscaler ends the node once the other runs have left it
                 continue
             try:
                 deadline_ms = int((time.time() + max(in_s, 1.0)) * 1000)
@@ -240,9 +246,9 @@ class OnDemandNodes:
                 _log.warning("node %s is given back, but Ray does not drain it: %s", node[:8], error)
 
     def _end_what_is_left(self, entries: Mapping[str, _Entry], busy: tuple[str, ...], is_safe: bool) -> None:
-        """End the run's processes and snapshot servers on given-back nodes, because Ray ends only idle nodes. Does so only once
-        the group has left these nodes, and the next group trains or the state is in the store. The snapshots there were copied
-        to nodes that stay."""
+        """End the run's processes and snapshot servers on given-back nodes, because Ray ends only idle nodes. Does nothing
+        until the group has left these nodes, and its state is safe: the next group trains, or the state is in the store.
+        Snapshots (copies of the state in memory) on these nodes were copied to nodes that stay."""
         left = [node for node in self._given if node in entries and node not in busy]
         if not left or not is_safe:
             return
@@ -254,7 +260,7 @@ class OnDemandNodes:
                 ray.kill(ray.get_actor(server, namespace=NAMESPACE))
 
     def _ask(self, here: Sequence[MarketNode], step: int, now: float) -> None:
-        """Find out whether the autoscaler can provide what is requested; if it cannot, request less."""
+        """Check whether the autoscaler can provide what is requested. After ``_REFUSED`` refusals, request less."""
         if now >= self._not_before_s:
             self._problem, self._spot_most, self._not_before_s = "", math.inf, math.inf
         if self._problem:
@@ -283,8 +289,8 @@ class OnDemandNodes:
         self._mailbox_post(Ordered(step=step, workers=ordered, reason="", problem=self._problem))
 
     def _tell(self, found: Outlook, workers: int, step: int) -> None:
-        """Report when the deadline gets out of reach, with the earliest finish or the larger number of workers that is possible
-        instead, and when it is in reach again."""
+        """Report when the deadline cannot be met any more, and when it can be met again. If it cannot, also report the earliest
+        possible finish, or the larger number of workers that would meet it."""
         begun_s, until_s = self._plan.begun_s, self._plan.until_s
         finish_s = begun_s + found.finish_s
         spare_s, now = until_s - finish_s, time.monotonic()
@@ -323,14 +329,14 @@ def _time(at_s: float) -> str:
 # Query Ray's autoscaler: whether it starts nodes by their labels, and whether it can meet what is requested.
 #
 # Ray has one request of resources for the whole cluster. Its ``AutoscalingCoordinator``, an actor that Ray Train and Ray Data
-# share, adds up the requests of all runs. The autoscaler meets all of it or nothing: a single worker for which no kind of node
-# is left keeps it from starting any.
+# share, adds up the requests of all runs. The autoscaler meets the whole request or nothing: a single worker that fits on no
+# kind of node keeps it from starting any node.
 
 _ANSWER_S = 2.0
 
 
 class Provision(Enum):
-    """What the autoscaler can do with the cluster's request."""
+    """Whether the autoscaler can meet the cluster's request; if not, the value says why."""
 
     FEASIBLE = "it starts what is requested"
     INFEASIBLE = (
@@ -344,8 +350,8 @@ class Provision(Enum):
 
 
 def provision(gcs: str) -> Provision:
-    """Return whether the autoscaler can meet the newest request that it has seen. ``gcs``: address of the GCS of the cluster,
-    to which this process is connected."""
+    """Return whether the autoscaler can meet the newest request that it has seen. ``gcs``: address of the control store of the
+    cluster that this process is connected to."""
     try:
         client = _client(gcs)
         if not is_autoscaler_v2(fetch_from_server=True, gcs_client=client):

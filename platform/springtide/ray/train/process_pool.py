@@ -33,23 +33,24 @@ _log = logging.getLogger(__name__)
 PATIENCE_S = 3.0
 """How long a process may take to leave its worker group [s]."""
 START_S = 600.0
-"""Most time for a new process to become ready: eight processes of a node may load torch over a network, and compile [s]."""
+"""Most time for a new process to become ready [s]. It is long because eight processes of a node may load torch over a network,
+and compile."""
 _MEET_S = 180.0
 """Most time for ready processes to form a group [s]."""
 _LEAST_START_S = 20.0
-"""Lower bound of the time limits for starting a process and for forming a group, however fast earlier ones were: a node may
-have to load Python and torch first [s]."""
+"""Lower bound of the time limits for starting a process and for forming a group, however fast earlier ones were [s]. A node may
+have to load Python and torch first."""
 _ALONE_S = 20.0
-"""How long more processes are waited for once enough for a group are ready, counted from the newest ready process [s]."""
+"""Once enough processes for a group are ready, wait this long for more, counted from the newest ready process [s]."""
 _SETTLE_S = 30.0
-"""How long a process may take to store its shard of a lost group's state on its node [s]."""
+"""How long a process may take to store its shard of the state, left from a lost group, on its node [s]."""
 _LOOK_S = 1.0
 """Time between two checks of starting processes [s]."""
 _MEASURE_S = 5.0
 """How long a second measurement of a node's network may take [s]."""
 
 Start = Callable[[str, str], ActorHandle]
-"""Function that starts a worker's actor on a node, under a name."""
+"""Function that starts a worker's actor; takes the node and the actor's name."""
 
 
 class UnfitNodesError(WorkerGroupStartupFailedError):
@@ -67,7 +68,7 @@ class WorkerProcess(NamedTuple):
     node: str
     actor: ActorHandle
     ready: ObjectRef[Health]
-    """Reference to the result of its checks (``warm_up``), which is available when the process is ready."""
+    """Reference to the result of the process's checks (``warm_up``). The process is ready once this result is available."""
     begin_s: float
     """When it was started or became free, by ``time.monotonic`` [s]."""
     is_new: bool = True
@@ -75,22 +76,22 @@ class WorkerProcess(NamedTuple):
 
 
 class WorkerProcessPool:
-    """The worker processes of one run, or of several in turn, and which of them are free: in no group."""
+    """The worker processes of one run, or of several runs in turn. It knows which processes are free (in no worker group)."""
 
     def __init__(self) -> None:
         self.owner = "springtide"
-        """Owner in the processes' names, from ``names.owner_of``."""
+        """Owner with which the names of the processes begin (``names.owner_of``)."""
         self.plan: tuple[str, ...] = ()
         """The node of each worker of the next group."""
         self.not_before_s = 0.0
-        """Earliest start of the next group, by ``time.monotonic``: there is a pause after the store or a group's start has
-        failed [s]."""
+        """The next group may not start before this time, by ``time.monotonic`` [s]. There is a pause after a store or the start
+        of a group has failed."""
         self.setup_times = StartTimes(_LEAST_START_S, _MEET_S)
-        """How long ready processes have taken to form a group."""
+        """How long ready processes have taken to form a group, in earlier starts."""
         self.is_cancelled: Callable[[], bool] = lambda: False
         """Returns True to stop waiting for starting processes. Called about once a second during the wait."""
         self._start_times = StartTimes(_LEAST_START_S, START_S)
-        """How long new processes have taken to come up."""
+        """How long new processes have taken to become ready, in earlier starts."""
         self._closed = threading.Event()
         self._job: TrainJob | None = None
         """The job that new processes prepare for."""
@@ -108,9 +109,10 @@ class WorkerProcessPool:
         self._leaving: set[str] = set()
         self._newly_ready: list[tuple[str, float]] = []
         self._fit: set[ObjectRef] = set()
-        """The ``ready`` references of free processes that were checked and are fit."""
+        """The ``ready`` references of free processes that have passed their checks."""
         self._slow: set[ObjectRef] = set()
-        """The ``ready`` references of slow processes. Groups start without their nodes until they are ready."""
+        """The ``ready`` references of processes that take longer to start than others. Until a process is ready, groups start
+        without its node."""
         self._can_start: Callable[[int], bool] = lambda workers: False
         """Returns True if a group of this many workers can train."""
         self._left_out: dict[str, tuple[str, float]] = {}
@@ -125,7 +127,7 @@ class WorkerProcessPool:
         self, plan: tuple[str, ...], job: TrainJob, can_start: Callable[[int], bool] = lambda workers: False
     ) -> None:
         """Prepare the next group. ``plan``: node of each worker. ``job``: what the group trains. ``can_start``: returns True if
-        a group of this many workers could train as well."""
+        a smaller group of this many workers could also train."""
         self.plan, self._job, self._can_start = plan, job, can_start
 
     def newly_ready(self) -> list[tuple[str, float]]:
@@ -134,8 +136,8 @@ class WorkerProcessPool:
         return found
 
     def observe(self, nodes: Sequence[Node]) -> None:
-        """Update the pool to the cluster's current ``nodes``, and forget nodes that are gone: the health of a new node is
-        compared only with that of live nodes that stay."""
+        """Update the pool to the cluster's current ``nodes``, and forget nodes that are gone. The measured speed of a new node
+        is compared only with that of live nodes that stay."""
         alive = {node.id for node in nodes}
         self._leaving = {node.id for node in nodes if node.leaves_at is not None}
         tables: tuple[dict[str, Any], ...] = (self._health, self._measured, self._failures, self._left_out)
@@ -157,13 +159,15 @@ class WorkerProcessPool:
         return {node: reason for node, (reason, until_s) in self._left_out.items() if now < until_s}
 
     def warm(self, nodes: Sequence[str], busy: Sequence[str]) -> None:
-        """Start processes until each node has one per occurrence in ``nodes``; the processes of the current group, on the nodes
-        ``busy``, count. A node whose process is unfit or does not come up is excluded for a while."""
+        """Start processes until each node has as many as the number of times that it occurs in ``nodes``. Processes of the
+        current group, on the nodes ``busy``, count. A node whose process fails a check or does not become ready is excluded for
+        a while."""
         have = Counter(busy) + Counter(process.node for process in self._free)
         self._free += [self._begin(node) for node in (Counter(nodes) - have).elements()]
         done = _done([process.ready for process in self._free], 0.0)
         self._fit &= done
-        for process in self._free:  # no group waits for free processes, so a cold node may take up to START_S
+        for process in self._free:
+            # no group waits for free processes, so a node that must load torch first may take up to START_S
             if process.ready not in done and time.monotonic() - process.begin_s > START_S:
                 self.exclude(process.node, _never_came_up(process))
         came_up = [process for process in self._free if process.ready in done and process.ready not in self._fit]
@@ -184,10 +188,10 @@ class WorkerProcessPool:
         return Counter(busy) + Counter(process.node for process in self._free)
 
     def take(self, start: Start) -> list[WorkerProcess]:
-        """Return one process per worker of the plan, as soon as all are ready. ``start`` starts the processes that are missing
-        now, and those that ``warm`` needs later. If a process is gone or far slower than the others, the group fails, and the
-        next group leaves out the node of that process. Raises WorkerGroupStartupFailedError if a process does not come up or is
-        unfit, UnfitNodesError if other processes did come up, StartCancelledError if ``is_cancelled`` returns True."""
+        """Return one process per worker of the plan, as soon as all are ready. ``start`` is called for processes that are
+        missing, and later by ``warm``. If a process is gone or far slower than the others, this group does not start, and the
+        next group leaves out that process's node. Raises StartCancelledError if ``is_cancelled`` returns True, UnfitNodesError
+        if some processes came up but others did not or failed a check, WorkerGroupStartupFailedError if no process came up."""
         self._start = start
         taken: list[WorkerProcess] = []
         lacking, left = Counter(self.plan), list[WorkerProcess]()
@@ -206,7 +210,8 @@ class WorkerProcessPool:
         for process in taken:
             if process.ready in done:
                 continue
-            if process.ready in gone:  # a stopped process may resume at any time; it is checked before it is used again
+            if process.ready in gone:
+                # leave the node out briefly, and count no failure: a stopped process or host may resume at any time
                 why = "its worker does not answer: it is stopped, or its host"
                 self._left_out[process.node] = why, time.monotonic() + ban_s(0)
                 _log.warning("node %s is left out for %.0f s: %s", process.node[:8], ban_s(0), why)
@@ -234,13 +239,13 @@ class WorkerProcessPool:
         self._keep(kept)
 
     def give_back(self, processes: Sequence[WorkerProcess]) -> None:
-        """Make ``processes`` free again; end all free ones on excluded nodes."""
+        """Make ``processes`` free again; end all free processes on excluded nodes."""
         bad = self._excluded(time.monotonic())
         self._free += processes
         self._keep([process for process in self._free if process.node not in bad])
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until a free process becomes ready or all are ended for good. Returns False after ``timeout_s``."""
+        """Wait until a free process becomes ready, or all processes are ended for good. Returns False after ``timeout_s``."""
         refs = [process.ready for process in self._free]
         done = _done(refs, 0.0)
         if starting := [ref for ref in refs if ref not in done]:
@@ -259,14 +264,14 @@ class WorkerProcessPool:
         measure_network = self._measured.get(node) not in self._all  # the process that measured the node may have ended
         if measure_network:
             self._measured[node] = actor
-        actor.execute.remote(load_worker)  # first: unpickling the job would import the same modules, more slowly
+        actor.execute.remote(load_worker)  # load modules first: unpickling the job would import them more slowly
         ready = actor.execute.remote(warm_up, self._job, measure_network, not self._was_taken)
         return WorkerProcess(node, actor, ready, time.monotonic())
 
     def _await(self, processes: Sequence[WorkerProcess]) -> tuple[set[ObjectRef], set[ObjectRef]]:
-        """Wait for the processes to become ready. Returns early if the processes that are not ready are gone, or have taken far
-        longer than earlier starts of this run, or if enough for a group have been ready for a while. Returns the ``ready``
-        references that are available, and those of processes that are gone."""
+        """Wait for the processes to become ready. Returns early in three cases: all processes that are not ready are gone; they
+        have taken far longer than earlier starts of this run; enough for a group have been ready for a while. Returns the
+        ``ready`` references that are available, and the ``ready`` references of processes that are gone."""
         done, gone, liveness = _done([process.ready for process in processes], 0.0), set[ObjectRef](), Liveness()
         begin_s = newest_s = time.monotonic()
         while waiting := {process.ready: process for process in processes if process.ready not in done}:
@@ -288,7 +293,7 @@ class WorkerProcessPool:
         return done, gone - done
 
     def _is_late(self, process: WorkerProcess) -> bool:
-        """Return whether a process has taken longer than any start of this run should."""
+        """Return True if a process has taken longer to start than the limit, which follows from earlier starts of this run."""
         return time.monotonic() - process.begin_s > self._start_times.limit_s()
 
     def _check(self, processes: Sequence[WorkerProcess]) -> dict[ObjectRef, bool | None]:
@@ -310,7 +315,8 @@ class WorkerProcessPool:
         if before is not None and not health.network_bytes_per_s:  # another process of the node measured it
             health = health._replace(network_bytes_per_s=before.network_bytes_per_s)
         reason = known.unfit(node, health)
-        # only the node's network is too slow: measure again, because other processes may have used it during the measurement
+        # if only the node's network is too slow, measure it again: other processes may have used it during the first
+        # measurement
         if reason and not known.unfit(node, health._replace(network_bytes_per_s=0.0)):
             health = health._replace(network_bytes_per_s=max(health.network_bytes_per_s, self._network(process)))
             reason = known.unfit(node, health)
@@ -329,7 +335,8 @@ class WorkerProcessPool:
     def _network(self, process: WorkerProcess) -> float:
         """Measure the network speed of a process's node again, while no other node is measured; 0 if that fails [bytes/s]."""
         assert self._job is not None, "processes are prepared for a job"
-        with contextlib.suppress(RayError):  # including a time-out
+        with contextlib.suppress(RayError):
+            # on any error of Ray, also a time-out, the speed is 0
             speed: float = ray.get(process.actor.execute.remote(self._job.mailbox.fetch_speed), timeout=_MEASURE_S)
             return speed
         return 0.0
@@ -342,7 +349,7 @@ class WorkerProcessPool:
             self._failures[node] += 1
             for_s = ban_s(self._failures[node] - 1)
             self._left_out[node] = "does not answer" if is_silent else reason, time.monotonic() + for_s
-            _log.info("node %s %s, and is looked at again in %.0f s", node[:8], self._left_out[node][0], for_s)
+            _log.info("node %s %s; it may be used again in %.0f s", node[:8], self._left_out[node][0], for_s)
         else:
             self.ban(node, reason)
 
@@ -359,8 +366,8 @@ class WorkerProcessPool:
 
     def reclaim(self, workers: Sequence[Worker], gone: Collection[str], wait_s: float = 2 * PATIENCE_S) -> None:
         """Take back the processes of an ended group; ``workers`` are ordered by rank. Processes that leave the group within
-        ``wait_s`` become free; the others are killed, processes on ``gone`` nodes at once. If the survivors together have a
-        whole copy of the state, they first store it on their nodes."""
+        ``wait_s`` [s] become free; other processes are killed. Processes on ``gone`` nodes are killed at once. If the surviving
+        processes together have a whole copy of the training state, they first store it on their nodes."""
         survivors = [rank for rank, worker in enumerate(workers) if worker.metadata.node_id not in gone]
         for worker in workers:
             if worker.metadata.node_id in gone:
@@ -377,7 +384,7 @@ class WorkerProcessPool:
                 self._end(worker.actor)
 
     def drop_unready(self) -> None:
-        """End free processes that are not ready: they still prepare for a run that is over."""
+        """End free processes that are not ready, because they still prepare for a run that is over."""
         done = _done([process.ready for process in self._free], 0.0)
         self._keep([process for process in self._free if process.ready in done])
 
@@ -408,12 +415,13 @@ class WorkerProcessPool:
 
 
 Outcome = LiveShard | str | Literal[True]
-"""Result of leaving a group: True, the reason why not, or the shard of the group's state that the process still has."""
+"""Result of a request to leave a group: True if the process has left it, or the reason why it has not. A process that still has
+its shard of the training state returns the shard instead."""
 
 
 def _outcomes(asked: Sequence[tuple[Worker, ObjectRef]], wait_s: float) -> list[tuple[Worker, Outcome]]:
-    """Return each worker with its answer to a request to leave its group or to store its shard. Workers whose process is gone
-    are not waited for."""
+    """Return each worker with its answer to a request: to leave its group, or to store its shard of the state. Workers whose
+    process is gone are not waited for."""
     done = answers({answer: (worker.actor, worker.metadata.node_id) for worker, answer in asked}, wait_s)
     found: list[tuple[Worker, Outcome]] = []
     for worker, answer in asked:
@@ -426,8 +434,8 @@ def _outcomes(asked: Sequence[tuple[Worker, ObjectRef]], wait_s: float) -> list[
 
 
 def _settled(outcomes: Sequence[tuple[Worker, Outcome]]) -> list[tuple[Worker, Outcome]]:
-    """Have the workers that together hold the newest whole state store their shards, and the other workers drop theirs. Returns
-    each worker with its final outcome."""
+    """Have the workers that together hold the newest whole state store their shards of it; other workers drop their shards.
+    Returns each worker with its final outcome."""
     offers = [(worker, offer) for worker, offer in outcomes if isinstance(offer, LiveShard)]
     ranks = newest_holders([offer for _, offer in offers])
     part = set(ranks)
@@ -439,7 +447,8 @@ def _settled(outcomes: Sequence[tuple[Worker, Outcome]]) -> list[tuple[Worker, O
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an error's message. If it was raised in another process, that is the message of its cause."""
+    """Return the last line of an error's message. For an error from another process, it is the last line of the original
+    error."""
     lines = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
     return lines[-1][:200]
 
@@ -449,6 +458,6 @@ def _never_came_up(process: WorkerProcess) -> str:
 
 
 def _done(refs: list[ObjectRef], timeout_s: float, at_least: int | None = None) -> set[ObjectRef]:
-    """Return those of ``refs`` that have a value or an error within ``timeout_s``. Waits until all of them have one, or
-    ``at_least`` this many."""
+    """Return those of ``refs`` that have a value or an error within ``timeout_s`` [s]. Returns as soon as all of them have one,
+    or ``at_least`` this many."""
     return set(ray.wait(refs, num_returns=at_least or len(refs), timeout=timeout_s)[0]) if refs else set()

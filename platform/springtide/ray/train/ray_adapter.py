@@ -20,8 +20,8 @@
     group of 3 --a node is lost--> two processes left --> group of 2 in the same processes: nothing is started, nothing imported
 
 Ray's own group kills its processes and starts new ones, which takes longer than the rest of a restart. Here only a process
-that does not leave its group in time, because a collective hangs, is killed and replaced. The same happens when a group fails
-to form because a node is lost while the other workers wait for it.
+that does not leave its group in time, because a collective hangs, is killed and replaced. Processes are also killed if their
+group cannot form, because they wait for a worker on a lost node.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _SOON_S = 0.05
 _LOOK_S = 0.2
 """Time between two checks of the nodes of a small group while it forms [s]."""
 _LOOKS_PER_S = 1000.0
-"""Most checks of a larger group's nodes while it forms; each check costs a connection [nodes/s]."""
+"""Most connections per second to check the nodes of a larger group while it forms; each check of a node costs one [nodes/s]."""
 
 
 class Reservation(PlacementGroupHandle):
@@ -100,7 +100,7 @@ class Reservation(PlacementGroupHandle):
     placement_group = None
 
     def ready(self) -> ObjectRef[bool]:
-        """Return a reference that is ready."""
+        """Return a Ray reference whose value is available at once."""
         return ray.put(True)
 
     def wait(self, timeout_seconds: float = 30) -> bool:
@@ -151,7 +151,7 @@ class PooledWorkerGroup(WorkerGroup):
             finally:
                 self._formation_ended.set()
                 if self._watch is not None:
-                    self._watch.join()  # else the thread might kill a process that the next group has taken
+                    self._watch.join()  # otherwise it might kill a process that the next group has taken
             self.processes.setup_times.add(time.monotonic() - self._taken_s, len(self._taken))
         except Exception as error:
             self._clear_state()
@@ -183,7 +183,7 @@ class PooledWorkerGroup(WorkerGroup):
                     workers.append(Worker(process.actor, ray.get(answer), resources_per_worker))
                     continue
                 processes.exclude(process.node, f"its worker does not answer in {_ANSWER_S:g} s")
-            except RayError:  # the process is lost, but maybe not its node, which is not excluded
+            except RayError:  # the process is lost, perhaps not its node: do not exclude it
                 pass
             lost.append(process.node)
             processes.discard(process)
@@ -199,8 +199,9 @@ class PooledWorkerGroup(WorkerGroup):
         return assigned
 
     def _end_stuck(self) -> None:
-        """While the group forms, kill the workers that the others would wait for: those on a lost node, which Ray notices much
-        later, and those whose process is gone. If forming takes far longer than before, one worker hangs: kill them all."""
+        """While the group forms, kill the workers for which all others would wait: workers on a lost node, which Ray notices
+        much later, and workers whose process is gone. If forming takes far longer than before, one worker hangs: then kill all
+        workers."""
         where, liveness = {worker.actor: worker.metadata.node_id for worker in self._taken}, Liveness()
         nodes = {worker.metadata.node_id for worker in self._taken}
         until_s = self._taken_s + self.processes.setup_times.limit_s(len(self._taken))
@@ -216,7 +217,7 @@ class PooledWorkerGroup(WorkerGroup):
                     ray.kill(worker.actor)
             if stopped and not gone:
                 _log.warning(
-                    "%d workers do not answer: stopped, or their hosts; the group forms without them", len(stopped)
+                    "%d workers do not answer (process or host stopped); a new group forms without them", len(stopped)
                 )
             if gone or stopped:
                 return
@@ -227,8 +228,8 @@ class PooledWorkerGroup(WorkerGroup):
         return bool(self._world_rank_to_ongoing_poll)
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
-        """Poll the workers, but do not wait for one that does not answer, because its node may be lost. The others then report
-        errors, because their collective has failed."""
+        """Poll the workers, but do not wait for a worker that does not answer, because its node may be lost. Other workers then
+        report errors, because their collective has failed."""
         short_s = _POLL_S + len(self.get_workers()) / _CALLS_PER_S
         return super().poll_status(short_s if timeout is None else min(timeout, short_s))
 
@@ -239,7 +240,7 @@ class PooledWorkerGroup(WorkerGroup):
             fault_point("shutdown", "before")
             self.processes.reclaim(workers, silent_nodes({worker.metadata.node_id for worker in workers}))
             fault_point("shutdown", "after")
-            # a state without workers: Ray then only calls its callbacks, and waits for no worker
+            # give Ray a state without workers: it then only calls its callbacks, and waits for no worker
             before = self.get_worker_group_state()
             self._worker_group_state: WorkerGroupState = _ReleasedReservation(
                 before.start_time, before.placement_group_handle, [], before.sync_actor
@@ -270,7 +271,7 @@ class _BeforeRendezvous(WorkerGroupCallback):
 
 
 class Controller(TrainController):
-    """Ray Train's controller with our worker groups."""
+    """Ray Train's controller with our worker groups (``PooledWorkerGroup``)."""
 
     _health_check_interval_s: float
     """Ray's interval between two polls of the workers [s]."""
@@ -286,7 +287,8 @@ class Controller(TrainController):
         self.worker_group_cls = Group
 
     async def _poll_workers(self) -> WorkerGroupPollStatus:
-        """Poll the workers, and set the interval to the next poll: short if the group is likely to have ended by then."""
+        """Poll the workers, and set the interval to the next poll. It is short while a worker is silent or the group was asked
+        to leave."""
         group, policy = self._worker_group, self._scaling_policy
         is_soon = (group is not None and group.is_silent) or policy.is_leaving
         self._health_check_interval_s = min(_SOON_S, self._usual_look_s) if is_soon else self._usual_look_s
@@ -307,8 +309,8 @@ class Controller(TrainController):
     def _make_and_handle_scaling_decision_for_non_running_worker_group(
         self, controller_state: TrainControllerState
     ) -> TrainControllerLoopIterationResult:
-        """End a failed group before the next decision. Only then is it known which of its processes are ready, so that the next
-        group can use these and need not wait for a new process in place of a lost one."""
+        """End a failed group before the next decision. Only then is it known which of its processes are ready. The next group
+        can use them, and need not wait for a new process in place of a lost one."""
         if self._worker_group is not None:
             self._shutdown_worker_group()
         return super()._make_and_handle_scaling_decision_for_non_running_worker_group(controller_state)
@@ -343,10 +345,10 @@ class SpringtideTrainer(TorchTrainer):
         arguments["scaling_policy"] = policy(
             self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits
         )
-        # unused here (no placement groups, no Ray Train datasets), and each would cost a process
+        # drop callbacks that we do not need (no placement groups, no Ray Train datasets), because each would cost a process
         unused = PlacementGroupCleanerCallback | DatasetsCallback
         used = [one for one in callbacks if not isinstance(one, unused)]
-        # Ray runs the controller in an actor of its own: a process that takes four core-seconds to start
+        # run the controller in this thread: Ray would run it in an actor, a process that takes four core-seconds to start
         with run_as_actor(self._job.mailbox.actor), contextlib.ExitStack() as stack:
             if self._watches is not None:
                 stack.callback(self._watches.end)

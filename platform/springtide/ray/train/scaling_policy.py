@@ -57,16 +57,19 @@ from springtide.ray.train.worker_lender import WorkerLender
 _ANSWER_S = 2.0
 _LOOK_S = 0.5
 _MOMENT_S = 1e-3
-"""Time added to the moment at which no node has come or gone for ``settle_s``, so that the next poll is surely after it [s]."""
+"""Nodes count as settled when none has come or gone for ``settle_s``. The next poll comes this much after that moment, so that
+it surely finds them settled [s]."""
 _ORDER = (None, GroupRequest.SAVE, GroupRequest.LEAVE, GroupRequest.EVACUATE)
-"""Requests to a worker group, weakest first. A request is replaced only by a stronger one."""
+"""Requests to a worker group, weakest first: none; write a checkpoint and go on (SAVE); end with a copy of the state in memory
+(LEAVE); end with a checkpoint (EVACUATE). A request is replaced only by a stronger one."""
 _SOONER_S = 1.0
 """A LEAVE deadline is sent to the group again only if it moved earlier by more than this [s]."""
 _log = logging.getLogger(__name__)
 
 
 class SpringtideScalingPolicy(ElasticScalingPolicy):
-    """Ray's elastic scaling policy, with the decisions of ``elastic/policy.py``. Ray's own code in it requests capacity."""
+    """Ray's elastic scaling policy, with the decisions of ``elastic/policy.py``. Only the requests for capacity are left to
+    Ray's code."""
 
     def __init__(
         self,
@@ -89,17 +92,20 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._cells = bounds.worker_multiple, bounds.min_workers
         self._limits, self._began_at = limits, 0
         self._runs = False
-        """Whether the mailbox was notified that the newest group's processes run."""
+        """Whether the mailbox has been told that the processes of the newest group run."""
         self._watches = watches
         self._memory = PolicyState()
         self._reported = ""
-        """The last reported reason of a decision, without its numbers."""
+        """Reason of the last reported decision, without its digits: a reason in which only numbers differ is not reported
+        again."""
         self._asked: GroupRequest | None = None
         """The newest request that this policy has sent to the training group; None if there is none."""
         self._asked_by_s = math.inf
-        """Deadline sent with ``_asked``: when the copy in memory must be safe, by ``time.monotonic`` [s]."""
+        """Deadline sent with ``_asked``: when the group must have a safe copy of its state in memory, by ``time.monotonic``
+        [s]."""
         self._told_of: set[str] = set()
-        """The leaving nodes at the last check. A leaving node that is not among them triggers a COPY request."""
+        """The nodes that were leaving at the last check. Each further leaving node triggers a COPY request (copy the state to
+        nodes that stay)."""
         self._alive, self._mine = set[str](), dict[str, dict[str, float]]()
         self._others = ""
         """``WorkerShare.others`` at the last query: what this run waits for, or which runs get its workers."""
@@ -107,7 +113,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._leaving = 0
         self._deadlines = NodeDeadlines(lambda: self._mailbox.notices().get(_ANSWER_S) or {})
         self._hangs: Counter[tuple[int, bool]] = Counter()
-        """(step, True if a process did not answer) -> number of hangs."""
+        """(step of the hang, True if a process did not answer in it) -> number of such hangs."""
         self._hung: frozenset[int] | None = None
         """Ranks of the hung group that do not answer; None if the group does not hang."""
         self._watch = Watch()
@@ -116,7 +122,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._probed_s = float("-inf")
         self._failed_looks = 0
         self._limit, self._holds, self._newest = WorkerLimit(), True, Progress()
-        """The newest worker limit set by commands; whether a resource request is open in Ray; the last known progress."""
+        """``_limit``: the newest worker limit set by commands. ``_holds``: whether a resource request is open in Ray.
+        ``_newest``: the last known progress."""
         self._saver = SnapshotSaver(job)
         self._processes.is_cancelled = self._is_stopped_meanwhile
 
@@ -140,7 +147,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         try:
             decision = self._look()
             self._failed_looks = 0
-        except (RayError, OSError) as error:  # while no group trains, Ray does not retry a controller's error
+        except (RayError, OSError) as error:
+            # retry here, because Ray does not retry a controller's error while no group trains
             self._unseen(error)
             if self._failed_looks > MOST_STORE_FAILURES:
                 raise
@@ -180,8 +188,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             _log.warning("cannot query Ray for nodes, retrying: %s", error)
 
     def _wait(self, pause_s: float) -> None:
-        """Wait until the next poll of the cluster. Returns early when a process is ready, the nodes have settled or the run is
-        to stop."""
+        """Wait until the next poll of the cluster. Returns early when a process is ready, no node has come or gone for
+        ``settle_s``, or the run is to stop."""
         now = time.monotonic()
         settled_s = self._memory.since_s + self._bounds.settle_s + _MOMENT_S
         until_s = min(now + pause_s, settled_s if now < settled_s else math.inf)
@@ -192,13 +200,14 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def make_decision_for_running_worker_group(
         self, worker_group_state: WorkerGroupState, worker_group_status: object
     ) -> ScalingDecision:
-        """Ask the training group to leave when the policy decides so. Start the next group once this one has left, hangs or has
-        lost workers."""
+        """Ask the training group to leave when the policy decides so. Start the next group once the training group has left,
+        hangs or has lost workers."""
         self._ask_for_capacity()
         busy = tuple(worker.metadata.node_id for worker in worker_group_state.workers)
         if not self._runs:
             self._runs = True
-            self._mailbox.group_runs(len(busy)).wait()  # wait: ``_progress`` reports the group's silence from now on
+            # wait for the reply: from then on ``_progress`` reports how long the group is silent
+            self._mailbox.group_runs(len(busy)).wait()
         progress = self._progress()
         if progress.step != self._began_at:
             self._limits.trained(len(busy))
@@ -225,16 +234,18 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return NoopDecision()
 
     def _ask_for_copies(self, nodes: Sequence[Node]) -> None:
-        """Send the group a COPY request as soon as a node is announced to leave, long before the group has to leave. From then
-        on leaving nodes get no copies of snapshots, and the snapshots on them are copied to nodes that stay."""
+        """Send the group a COPY request as soon as a node is announced to leave, long before the group has to leave. On COPY
+        the group copies its snapshots (the state in memory) from leaving nodes to nodes that stay, and places no more copies on
+        leaving nodes."""
         leaving = {node.id for node in nodes if node.leaves_at is not None}
         if leaving - self._told_of and self._job.keeps_snapshots:
             self._mailbox.ask(GroupRequest.COPY)
         self._told_of = leaving
 
     def _ask(self, decision: Decision) -> None:
-        """Send the group the request that a decision implies, if it is stronger or more urgent than the last one. LEAVE becomes
-        EVACUATE when no node is left to hold a copy in memory."""
+        """Send the group the request that a decision implies, if it is stronger or more urgent than the last one. LEAVE (end
+        with a copy of the state in memory) becomes EVACUATE (end with a checkpoint) when no node is left to hold a copy in
+        memory."""
         wanted = None
         if isinstance(decision, Leave):
             wanted = GroupRequest.EVACUATE if decision.durable else GroupRequest.LEAVE
@@ -249,8 +260,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             self._asked, self._asked_by_s = wanted, by_s
 
     def _start_or_stop(self, progress: Progress, busy: tuple[str, ...], probe: bool = True) -> ScalingDecision:
-        """Call ``_start`` after a group that ends. Raises StoppedWaiting if the run is to stop and no group starts: no other
-        group will come to receive the stop request."""
+        """Start the next group when a group ends, by ``_start``. If the run is to stop and no group can start, stop the run
+        here and raise StoppedWaiting, because no group will come to receive the stop request."""
         decision = self._start(progress, busy, probe)
         if progress.stop and isinstance(decision, NoopDecision):
             self._end_waiting(progress)
@@ -259,7 +270,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def _start(self, progress: Progress, busy: tuple[str, ...] = (), probe: bool = True) -> ScalingDecision:
         """Start a group if there is room. ``busy``: node of each worker of the ending group. ``probe``: leave out nodes that do
         not answer a connection. Raises RunExists if another driver has claimed the run."""
-        if self._saver.refused is not None:  # a new group would be refused, too, after a wait for room
+        if self._saver.refused is not None:  # fail now: a new group would be refused, too, after a wait
             raise self._saver.refused
         nodes = self._nodes(busy)
         if probe and time.monotonic() - self._probed_s >= _LOOK_S:
@@ -268,7 +279,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         while probe and isinstance(decision, Start) and (silent := self._unanswering(set(decision.nodes))):
             self._silent |= silent
             decision = self._decide(nodes, None, progress, self._silent)
-        if self._limit.paused_by:  # the pause is reported once the workers are given back and the state is in the store
+        # a paused run gives its workers back and saves its state to the store first; only then is the pause reported
+        if self._limit.paused_by:
             self._processes.end()
             self._saver.begin()
             if busy or not self._saver.is_safe:
@@ -285,7 +297,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._saver.cancel()
         self._processes.prepare(decision.nodes, self._job, lambda workers: self._bounds.feasible(workers) > 0)
         self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
-        self._mailbox.reset_for_new_group().wait()  # wait: else ``_progress`` may report ``left`` for the new group
+        # wait for the reply: else ``_progress`` may still report that the old group has left, and the new group is replaced
+        self._mailbox.reset_for_new_group().wait()
         self._asked, self._began_at, self._hung, self._runs = None, progress.step, None, False
         self._told_of, self._watch = set(), Watch()
         return self._get_resize_decision(decision.workers)
@@ -296,7 +309,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def _is_stalled(self, workers: Sequence[Worker], progress: Progress) -> bool:
         """Return True if a rank's process is gone, or a group that has trained a step is stuck: it waits for some ranks, or all
-        ranks wait in a collective. This is found before the time limit for a hang."""
+        ranks wait in a collective. This check finds a hang before the time limit ``elastic.hang`` is over."""
         if self._watch.lacks(workers, progress):
             return True
         if progress.step == self._began_at or not self._watch.is_due(progress):
@@ -307,7 +320,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """Replace a hung group. Its ranks' stacks are written to the run's folder first."""
         if self._hung is None:  # diagnose a group once: it still exists while the next group waits for room
             found, silent = diagnose(workers, self._job.folder, progress.step, self._watch.silent)
-            for worker in silent:  # a process that does not answer would not react to ``let_go``
+            # kill a process that does not answer, because it would not react to ``let_go``
+            for worker in silent:
                 ray.kill(worker.actor)
             self._hung = frozenset(rank for rank, worker in enumerate(workers) if worker in silent)
             why = f"{self._watch.why}; " if self._watch.why else ""
@@ -323,8 +337,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def _decide(
         self, nodes: list[Node], group: WorkerGroup | None, progress: Progress, silent: Collection[str] = ()
     ) -> Decision:
-        """Return the policy's decision, made with only the ``nodes`` that are not ``silent``, and post an event for each newly
-        ready process."""
+        """Return the policy's decision, for which nodes that are ``silent`` do not exist. Also post an event for each process
+        that has become ready since the last call."""
         seen = [node for node in nodes if node.id not in silent] if silent else nodes
         decision, self._memory = decide(self._bounds, seen, group, progress.prospects, self._memory, time.monotonic())
         for node, took_s in self._processes.newly_ready():
@@ -356,12 +370,12 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return within_nodes([node._replace(ready=ready[node.id]) for node in nodes], *self._cells)
 
     def _progress(self) -> Progress:
-        with contextlib.suppress(RayError):  # the mailbox is slow, or ends with its driver
+        with contextlib.suppress(RayError):  # no answer from the mailbox: use the last known progress
             found = self._mailbox.progress().get(_ANSWER_S) or Progress(limit=self._limit)
             self._reported = self._reported if found.limit == self._limit else ""
             self._limit, self._newest = found.limit, found
             return found
-        # the last known progress; ``left`` and ``silent_s`` are read again at the next poll
+        # the next poll reads ``left`` and ``silent_s`` again: until then the group counts as training
         return dataclasses.replace(self._newest, left=False, silent_s=0.0)
 
     def _is_stopped_meanwhile(self) -> bool:

@@ -1,5 +1,5 @@
-"""A rank's client of its run's snapshot servers, one per node. It has them hold and copy the rank's snapshots in memory, and
-reads the snapshots of a lost group."""
+"""A rank's client of its run's snapshot servers. Each node has one such server, which holds snapshots (copies of the training
+state) in its memory. Through the client a rank has its snapshots held and copied, and reads the snapshots of a lost group."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ ALONE_S = 60.0
 """How long a server stays up without its run's driver [s]."""
 _LOOK_S = 5.0
 _CANDIDATES = 4
-"""Nodes outside the group, in addition to one per copy, on which servers are started as candidates for copies."""
+"""Number of nodes outside the group, besides one per copy, on which servers are started. Copies go to those that are up
+first."""
 _TRIES = 3
-"""Number of sets of peers that are tried for the copies of one snapshot."""
+"""Number of attempts to copy one snapshot. After a failure, other peers (nodes that hold copies) are chosen."""
 _KEEP_S, _SLOWEST_BYTES_PER_S = 30.0, 20e6
-"""How long a snapshot may take to be held and copied: this long, and longer by its size at the slowest speed [s]."""
+"""Time limit for holding and copying a snapshot: 30 s, plus the time for its size at the slowest speed that is accepted."""
 _HOLD_S = 5.0
 """How long this node's server may take to hold the state that a rank of a lost group still has [s]."""
 _READ_S = 30.0
@@ -53,13 +54,13 @@ _READ_S = 30.0
 
 
 class SnapshotClient:
-    """A rank's client of its run's snapshot servers: the ``SnapshotStore`` of its snapshots."""
+    """A rank's client of its run's snapshot servers; the training loop uses it as its ``SnapshotStore``."""
 
     def __init__(
         self, config: Config, run: Folder, mailbox: MailboxClient, alone_s: float = ALONE_S, owner: str = ""
     ) -> None:
-        """``alone_s``: how long a server stays up without the run's driver, which ``mailbox`` belongs to [s]. ``owner``: the
-        driver's id; without it servers commit nothing when the driver is gone."""
+        """``mailbox``: belongs to the run's driver. ``alone_s``: how long a server stays up without this driver [s]. ``owner``:
+        the driver's id; if it is empty, servers commit nothing when the driver is gone."""
         checkpoint, self._mailbox = config.checkpoint, mailbox
         self._prefix = name_prefix(run)
         self._orphaned = OrphanedRun(config, run.url, owner) if owner else None
@@ -69,7 +70,7 @@ class SnapshotClient:
         self._mine = self._server(self.node)
         self._copies = checkpoint.memory_copies
         self._nodes: dict[str, Domain] = {}
-        """Nodes of the group, and their failure domains."""
+        """Node of the group -> its failure domain."""
         self._peers: dict[str, ActorHandle[SnapshotServer]] = {}
         """Node -> its server, for the nodes that get copies."""
         self._leaving: set[str] = set()
@@ -79,7 +80,7 @@ class SnapshotClient:
         """Node that failed to hold a copy -> until when it gets none, by ``time.monotonic`` [s]."""
         self._chosen_s = 0.0
         self._asked: dict[str, ObjectRef] = {}
-        """Node outside the group -> the first answer of its server."""
+        """Node outside the group -> reference to its server's first answer, which is available once the server is up."""
         self._excluded: set[tuple[str, HeldAt]] = set()
         self._read_at: dict[str, HeldAt] = {}
         self._answering: set[ActorHandle[SnapshotServer]] = set()
@@ -90,10 +91,10 @@ class SnapshotClient:
         ray.get(self._mine.found.remote())
 
     def pair(self, nodes: Sequence[str], domains: Sequence[Domain] = ()) -> None:
-        """Choose peers to hold copies, among the nodes of all ranks. Nodes in other failure domains come first: see the module
-        ``springtide.elastic.copies``. If there are too few peers, nodes outside the group that have room for workers are added
-        as soon as there are any: the snapshots of a group on one node would be lost with that node. ``domains``: failure domain
-        of each rank's node."""
+        """Choose peers (nodes that hold copies of this rank's snapshots) among the nodes of all ranks. Nodes in other failure
+        domains come first: see the module ``springtide.elastic.copies``. If there are too few peers, nodes outside the group
+        that have room for workers are added once their servers are up. Otherwise the snapshots of a group on one node would be
+        lost with that node. ``domains``: failure domain of each rank's node."""
         self._nodes = dict(zip(nodes, domains or [()] * len(nodes), strict=True))
         self._choose()
 
@@ -105,8 +106,8 @@ class SnapshotClient:
         self._chosen_s = time.monotonic()
 
     def _beside(self, nodes: Sequence[str], copies: int) -> list[str]:
-        """Return the nodes outside the group, of ``nodes``, that may hold copies; other failure domains come first. There are
-        up to ``_CANDIDATES`` more than ``copies``."""
+        """Return those of ``nodes`` that are outside the group and may hold copies; nodes in other failure domains come first.
+        Returns at most ``_CANDIDATES`` nodes more than ``copies``."""
         others = [node for node in nodes if node not in self._nodes and self._may_hold(node)]
         domains = {**domains_of(others), **self._nodes} if others else {}
         others.sort(key=lambda node: shared(domains, self.node, node))
@@ -123,8 +124,9 @@ class SnapshotClient:
         return _told(staying)
 
     def evacuate(self, stay: Sequence[str]) -> bool:
-        """Choose peers again among the nodes that ``stay``: nodes of the group, or any other node if there is none and this
-        rank's node leaves. Returns True if snapshots that are kept from now on outlive the leaving nodes."""
+        """Choose peers (nodes that hold copies) again, among the nodes that ``stay``. Nodes of the group are used if there are
+        any; else, if this rank's node leaves, any other node. Returns True if snapshots that are kept from now on outlive the
+        leaving nodes."""
         self._leaving = self._nodes.keys() - set(stay)
         found = self._in_group()
         # look outside the group only if none of its nodes can hold copies: this starts snapshot servers, and the group waits
@@ -136,7 +138,7 @@ class SnapshotClient:
         return bool(found) or self.node in stay
 
     def _in_group(self) -> list[str]:
-        """Return the group's nodes that may hold copies of this node's snapshots, best first."""
+        """Return the group's nodes that may hold copies of this node's snapshots, in order of preference."""
         found = preferred(self.node, self._nodes, self._nodes, max(1, self._copies), self._leaving)
         return [node for node in found if self._may_hold(node)]
 
@@ -162,8 +164,8 @@ class SnapshotClient:
             raise OSError(str(error).splitlines()[0]) from None
 
     def _hold(self, snapshot: Snapshot, fd: int, needed_from: int) -> None:
-        """Have a snapshot held on this node and copied to the peers; a peer that fails is replaced. Raises OSError if that
-        fails or takes too long."""
+        """Have this node's server hold a snapshot and copy it to the peers; a peer that fails is replaced. Raises OSError if
+        that fails or takes too long."""
         until_s = time.monotonic() + _KEEP_S + snapshot.size_bytes / _SLOWEST_BYTES_PER_S
         problem, is_held = "", False
         for _ in range(_TRIES):
@@ -189,7 +191,8 @@ class SnapshotClient:
                 return
             if not self._peers:
                 break
-        if not is_held or (self._copies and self._others()):  # a group on one node needs no copy elsewhere
+        if not is_held or (self._copies and self._others()):
+            # not an error for a group on one node, which needs no copy elsewhere
             raise OSError(problem or "no other node holds a copy")
 
     def _answer(self, asked: ObjectRef[Any], until_s: float) -> Any:
@@ -228,9 +231,9 @@ class SnapshotClient:
             ray.wait(answers, num_returns=len(answers), timeout=ANSWER_S)
 
     def found(self) -> list[SnapshotPart]:
-        """Return the whole snapshot parts (one rank's share each) on the servers that answer. Each has all server processes
-        that hold it, those on nodes that stay first. A copy whose worker group or table of tensor pieces differs from the first
-        copy's is left out."""
+        """Return the complete snapshot parts on the servers that answer (a part is one rank's share of a snapshot). Each part
+        lists all server processes that hold it, those on nodes that stay first. A copy of a part is left out if its worker
+        group or its table of tensor pieces differs from the first copy's."""
         stay, contents = staying(), contents_of(servers_named(self._prefix))
         self._answering = {one.server for one in contents}
         contents.sort(key=lambda one: one.where[0] not in stay)
@@ -244,7 +247,7 @@ class SnapshotClient:
         return [dataclasses.replace(part, held_at=places[key]) for key, part in known.items()]
 
     def source(self, parts: Sequence[SnapshotPart]) -> _Source:
-        """Return a source that reads ``parts``, from this node's memory where possible. Raises OSError if no server holds a
+        """Return an object that reads ``parts``, from this node's memory where possible. Raises OSError if no server holds a
         part."""
         self._read_at, origins = {}, {}
         for part in parts:
@@ -278,7 +281,7 @@ class SnapshotClient:
 
 
 def _told(nodes: Callable[[], list[str]]) -> list[str]:
-    """Return the result of ``nodes``, a query of Ray's nodes. Raises OSError if Ray cannot be reached."""
+    """Call ``nodes``, a query of Ray's nodes, and return its result. Raises OSError if Ray cannot be reached."""
     try:
         return nodes()
     except RayError as error:
@@ -286,7 +289,7 @@ def _told(nodes: Callable[[], list[str]]) -> list[str]:
 
 
 class _Origin(NamedTuple):
-    """Where a snapshot is read from."""
+    """The server process from which one snapshot part is read."""
 
     key: SnapshotKey
     place: HeldAt
@@ -306,8 +309,8 @@ class _Source:
         self._lock = threading.Lock()
 
     def table(self, parts: Sequence[SnapshotPart]) -> PieceTable:
-        """Return the pieces of ``parts``, as ``SnapshotSource.table``. Sends one request to each server, all at the same
-        time."""
+        """Return the table of tensor pieces of ``parts``, as ``SnapshotSource.table``. Sends one request to each server, all at
+        the same time."""
         at: dict[str, list[SnapshotPart]] = {}
         for part in parts:
             at.setdefault(self._origins[file_of(part.key)].place.node, []).append(part)

@@ -1,4 +1,4 @@
-"""Find a run's snapshot servers, and the snapshot parts that they hold."""
+"""Find a run's snapshot servers, and the snapshot parts that they hold (a part is one rank's share of a snapshot)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from springtide.storage import Folder, digest
 ANSWER_S = 3.0
 """A server that has not answered within this time is lost, or busy [s]."""
 BUSY_S = 30.0
-"""How long a server that is up is waited for [s]."""
+"""How long to wait for the answer of a server whose node is up [s]."""
 _PROMPT_S = 0.2
 """Servers that are up answer within this time [s]."""
 _AT_ONCE_S = 0.05
@@ -45,14 +45,14 @@ class ServerContents(NamedTuple):
     where: tuple[str, int]
     """The server's node and process."""
     held: list[tuple[SnapshotPart, int]]
-    """Each part with its file descriptor there."""
+    """Each part, with the file descriptor of its memory in the server's process."""
     server: ActorHandle
 
 
 def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
-    """Return the snapshot parts that each of these servers holds. Servers that are up answer at once. A server that is lost,
-    busy or starting is waited for only while the newest snapshot that the other servers know of is incomplete without it. After
-    ``ANSWER_S`` a server is waited for only if its node is up and its process is not gone."""
+    """Return the snapshot parts that each of these servers holds. Servers that are up answer at once. Other servers (lost, busy
+    or starting) are waited for only while parts of the newest known snapshot are missing. After ``ANSWER_S``, only servers
+    whose node is up and whose process is not gone are waited for, up to ``BUSY_S``."""
     waiting = {server.found.remote(): server for server in asked}
     known: list[ServerContents] = []
     begin_s, liveness = time.monotonic(), Liveness()
@@ -77,14 +77,14 @@ def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
 
 
 def num_unheard(servers: Sequence[ActorHandle], known: Sequence[ServerContents]) -> int:
-    """Return how many of ``servers`` did not answer and may hold the missing parts of a newer snapshot. 0 if the newest
-    snapshot in ``known`` is whole."""
+    """Return how many of ``servers`` did not answer and may hold missing parts of a newer snapshot. Returns 0 if ``known`` has
+    all parts of the newest snapshot."""
     return 0 if is_newest_whole(known) else len(servers) - len(known)
 
 
 def is_newest_whole(known: Sequence[ServerContents]) -> bool:
-    """Return True if the newest snapshot that these servers know of is whole among them. If not, another server may hold the
-    missing parts."""
+    """Return True if ``known`` has all parts of the newest snapshot in it. Otherwise a server that is not in ``known`` may hold
+    the missing parts."""
     parts = [part for one in known for part, _ in one.held]
     whole = newest_whole(parts)
     return bool(whole) and _age(whole[0]) == max(map(_age, parts))

@@ -1,12 +1,13 @@
-"""Have the snapshot servers (one per node) commit the newest snapshot as a checkpoint while no group trains. The driver's side.
+"""Commit the newest snapshot as a checkpoint while no group trains. The snapshot servers (one per node) write it; this file is
+the driver's side.
 
-    no group will train soon --begin--> a thread: ask the servers -> claim a lease -> each holder writes its part -> Saved
+    no group will train soon --begin--> a thread: find the snapshot -> claim a lease -> servers write their parts -> Saved
     a group starts ------------cancel--> no lease is claimed from then on; the group's newer lease ends a save under way
     the run is asked to stop --finish--> wait for the save
 
-While no group trains, the newest state is in the memory of nodes, which may leave, or which end with the run. If the driver
-itself is gone, for example killed, the servers commit this state before they end, and one of them does the driver's part:
-``OrphanedRun``.
+While no group trains, the newest state is only in the memory of nodes. These nodes may leave, or end with the run. If the
+driver itself is gone, for example killed, the servers commit this state before they end, and one of them does the driver's
+part: ``OrphanedRun``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from springtide.ray.cluster.nodes import staying
 from springtide.ray.train.snapshot_lookup import contents_of, name_prefix, num_unheard, servers_named
 from springtide.storage import Folder
 
-if TYPE_CHECKING:  # servers import this file, and need no torch
+if TYPE_CHECKING:  # not at run time: servers import this file, and must not load torch
     from springtide.config import Config
     from springtide.ray.train.job import TrainJob
 
@@ -47,7 +48,8 @@ _WRITE_S = PARTS_S + 60.0
 _ORPHANED_S = PARTS_S
 """How long servers without a driver try to commit what they hold [s]."""
 _EACH_S = 0.05
-"""Pause of an orphaned server between two look-ups, for each server of the run, because each server queries all others [s]."""
+"""An orphaned server (its driver is gone) pauses between two look-ups this long for each server of the run, because each server
+queries all others [s]."""
 _log = logging.getLogger(__name__)
 
 
@@ -59,7 +61,7 @@ class OrphanedRun:
     url: str
     """URL of the run's folder."""
     owner: str
-    """Owner of the last driver's lease. Nothing is written if another driver has claimed the run since then, unless
+    """Id of the last driver that trained the run. Nothing is written if another driver has claimed the run since then, unless
     that driver has ended without a worker group."""
     keeps_snapshots: bool = True
 
@@ -69,9 +71,9 @@ class OrphanedRun:
         return Folder(self.url)
 
     def commit(self, here: tuple[str, int], is_over: Callable[[], bool]) -> None:
-        """Commit the newest whole snapshot that the run's servers hold; called in each server. The first server by node and
-        process claims a lease, which a new driver may take over at once. The others hold their parts until the checkpoint
-        exists.
+        """Commit the newest whole snapshot that the run's servers hold. Each server calls this. The first of them, by node and
+        process id, claims a lease and commits; a new driver may take over this lease at once. The other servers stay up until
+        the checkpoint exists, because they hold parts of it.
 
         Args:
             here: node and process of this server, as ``SnapshotServer.found`` returns them.
@@ -89,7 +91,8 @@ class OrphanedRun:
                     return
                 lacking = to_commit(self.folder, held, configs.fingerprint(self.config))
                 if not lacking and not num_unheard(servers, places):
-                    return  # else busy servers may hold the missing parts
+                    # nothing is left to commit; a server that has not answered might hold missing parts
+                    return
                 if lacking and here == min(place.where for place in places):
                     saver.save_newest()
                     failures = 0
@@ -106,19 +109,21 @@ class SnapshotSaver:
     def __init__(self, job: TrainJob | OrphanedRun) -> None:
         self._job = job
         self._lock = threading.Lock()
-        """Locked while a lease is claimed, so that ``cancel`` waits for the claim: the lease of a starting group must be
-        newer."""
+        """Locked while a lease is claimed, so that ``cancel`` waits for the claim. A group that starts after ``cancel`` must
+        get a newer lease."""
         self._thread: threading.Thread | None = None
         self._attempt = 0
-        """Number of the newest save. A save that a group has overtaken may neither claim a lease nor record its result."""
+        """Number of the newest save. If a group starts, the number grows: an older save may then neither claim a lease nor
+        record its result."""
         self._safe, self._problem = not job.keeps_snapshots, ""
         self._not_before_s, self._failures = float("-inf"), 0
         self._silent = 0
         """Number of servers that did not answer the last look-up, and may hold the rest of a newer snapshot."""
         self._excluded: set[tuple[tuple[str, int], SnapshotKey]] = set()
-        """Server and snapshot key of each corrupt copy: its bytes are not those that its rank copied."""
+        """Server and snapshot key of each corrupt copy, whose bytes are not those that its rank copied."""
         self.refused: RunExists | None = None
-        """The error if another driver has claimed the run, so that this one may neither save nor train any more; else None."""
+        """The error if another driver has claimed the run, so that this driver may neither save nor train any more; else
+        None."""
 
     def begin(self) -> None:
         """Save the newest snapshot in the background if the store lacks it. Does nothing if a save is under way, or has failed
@@ -131,14 +136,14 @@ class SnapshotSaver:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Stop claiming leases to save from memory, because a worker group that restores from memory is about to start."""
+        """Stop saving from memory: claim no more leases. A worker group that restores from memory is about to start."""
         with self._lock:
             self._thread, self._attempt, self._problem = None, self._attempt + 1, ""
             self._safe, self._failures, self._not_before_s = not self._job.keeps_snapshots, 0, float("-inf")
 
     def finish(self, is_over: Callable[[], bool]) -> str:
-        """Save the newest snapshot if the store lacks it, and wait for that, unless ``is_over``. Returns why it failed, empty
-        if the state is safe."""
+        """Save the newest snapshot if the store lacks it. Wait until the save has ended, or ``is_over`` returns True. Returns
+        why the save has failed; empty if it has not."""
         if not self._is_busy:
             self._not_before_s = float("-inf")
             self.begin()
@@ -175,8 +180,9 @@ class SnapshotSaver:
             _log.warning("the newest snapshot could not be committed, and is tried again: %s", error)
 
     def save_newest(self, attempt: int = 0) -> Saved | None:
-        """Commit the newest snapshot; if a copy in memory is corrupt, use other copies as long as there are any. Returns None
-        if the store has that step, no whole snapshot is left, or a group has overtaken the ``attempt``."""
+        """Commit the newest snapshot. If a copy in memory is corrupt, use other copies as long as there are any. Returns None
+        if the store has that step already, no whole snapshot is left, or a group has started since save number ``attempt``
+        began."""
         while True:
             excluded = len(self._excluded)
             try:
@@ -184,7 +190,7 @@ class SnapshotSaver:
             except BadFile as error:
                 if len(self._excluded) == excluded:
                     raise
-                _log.warning("a snapshot in memory is bad, and another copy is looked for: %s", error)
+                _log.warning("a snapshot in memory is corrupt; trying another copy: %s", error)
 
     def _save(self, attempt: int) -> Saved | None:
         """Try ``save_newest`` once; raises BadFile if a copy is corrupt."""
@@ -208,7 +214,7 @@ class SnapshotSaver:
                 term = leases.claim(run, job.owner, trains=False, again=True, yields=is_orphaned).term
             except RunExists as error:
                 last = leases.newest(run)
-                self.refused = error if last and last.owner != job.owner else None  # else own servers were faster
+                self.refused = error if last and last.owner != job.owner else None  # None: own servers were first
                 raise
         shown, checkpoint = configs.redact(config).model_dump(mode="json"), config.checkpoint
         jobs = jobs_for(run, term, parts, shown, Rule.of(checkpoint))
@@ -234,8 +240,8 @@ class SnapshotSaver:
 
 
 def _outcomes(asked: Mapping[ObjectRef[Any], ActorHandle]) -> list[Committed]:
-    """Return what the servers that hold the parts have written. Raises the first error at once, because the server with rank
-    0's part waits for the others; OSError if a server does not answer in time, or is gone.
+    """Return what the servers that hold the parts have written. Raises an error at once, because the server with rank 0's part
+    would wait for the others. Raises OSError if a server does not answer in time, or is gone.
 
     Args:
         asked: the pending result of each write -> the server that writes.

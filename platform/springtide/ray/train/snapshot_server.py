@@ -1,8 +1,9 @@
-"""The snapshot server of a node: one small actor that holds shared memory after the rank that filled it is gone.
+"""The snapshot server of a node: one small actor that holds snapshots (copies of the training state) in shared memory. They
+survive the ranks that have written them.
 
     rank --keep(pid, fd)--> server of its node: opens the memory itself --replicate--> servers of other nodes
-    after a loss: rank 0 asks every server which parts it has; the newest step whose parts are all held is read back, and
-        the servers send the piece tables of these parts only
+    after a loss: rank 0 asks every server which parts it has (a part is one rank's share of a snapshot); the newest step
+        of which all parts are held is read back, and the servers send the tables of tensor pieces of only these parts
 
 Calls that wait for another server have threads of their own: two servers whose threads all wait for each other would deadlock.
 A call from one server to another (``replicate``) waits for nothing.
@@ -42,7 +43,8 @@ if TYPE_CHECKING:  # avoids a circular import
     from springtide.ray.train.snapshot_saver import OrphanedRun
 
 THREADS = {"keep": 16, "copy": 16}
-"""Concurrency group of calls -> its threads: calls that wait for other servers, and calls that move bytes."""
+"""Number of threads by Ray's concurrency group of a call. ``keep``: calls that wait for other servers. ``copy``: calls that
+move bytes."""
 ASK_THREADS = 4
 """Threads for all other calls, which are answered at once."""
 _CHUNK_BYTES = 32 * 2**20
@@ -56,7 +58,7 @@ index of the rank's staging buffer."""
 
 
 class _Segment:
-    """The mapped memory of a snapshot."""
+    """The mapped shared memory of one snapshot of a rank."""
 
     def __init__(self, fd: int, snapshot: Snapshot, writable: bool) -> None:
         self.fd, self.snapshot = fd, snapshot
@@ -65,7 +67,8 @@ class _Segment:
         )
 
     def mark(self, found: bytes) -> None:
-        """Set the mark, which names the step and worker group of the bytes in the memory, as ``StagingBuffer.mark`` does."""
+        """Write the mark at the start of the memory. It names the step and worker group of the bytes there
+        (``StagingBuffer.mark``)."""
         self.map[: len(found)] = found
 
     @property
@@ -74,7 +77,7 @@ class _Segment:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the memory holds all of ``snapshot``. Its rank may have died while it copied the next snapshot into the
+        """Whether the memory holds all of ``snapshot``. It does not if the rank died while it copied its next snapshot into the
         memory."""
         return self.map[: len(self.snapshot.mark)] == self.snapshot.mark
 
@@ -85,14 +88,14 @@ class _Segment:
 
 
 class SnapshotServer:
-    """The holder of one run's snapshots on one node."""
+    """The actor that holds one run's snapshots in the memory of one node."""
 
     def __init__(self, folder: str, limit_bytes: int | None, alone_s: float) -> None:
         """``limit_bytes``: most memory for snapshots; None is half of the memory that the node has free now. ``alone_s``: see
         ``SnapshotClient``."""
         self._held: dict[Place, _Segment] = {}
         self._promised: dict[Place, int] = {}
-        """Memory that is being opened or allocated [bytes]."""
+        """Memory of each snapshot that is just being opened or allocated, which counts as used [bytes]."""
         self._folder, self._is_chosen = folder, limit_bytes is not None
         self._limit = free_bytes() // 2 if limit_bytes is None else limit_bytes
         self._lock = threading.Lock()
@@ -103,18 +106,18 @@ class SnapshotServer:
         threading.Thread(target=self._end_alone, args=(alone_s,), daemon=True).start()
 
     def follow(self, mailbox: MailboxClient, fault_points: str = "", orphaned: OrphanedRun | None = None) -> None:
-        """Stay up as long as the run of ``mailbox`` does. ``fault_points``: see ``TrainJob``. ``orphaned``: commits the
+        """Stay up as long as the run of ``mailbox`` has a driver. ``fault_points``: see ``TrainJob``. ``orphaned``: commits the
         snapshots held here once the driver is gone; None commits nothing."""
         self._mailbox, self._orphaned = mailbox, orphaned
         arm(fault_points)
 
     def limit(self, limit_bytes: int | None) -> None:
         """Set the memory limit, as in ``__init__``: an earlier driver may have started this server with another limit. If the
-        limit was None and is None again, it stays."""
+        limit was None before and is None again, the computed limit stays."""
         with self._lock:
             if limit_bytes is not None:
                 self._limit = limit_bytes
-            elif self._is_chosen:  # count the held snapshots as free memory, as for a new server
+            elif self._is_chosen:  # the memory of held snapshots counts as free
                 self._limit = (free_bytes() + sum(held.size_bytes for held in self._held.values())) // 2
             self._is_chosen = limit_bytes is not None
 
@@ -129,15 +132,15 @@ class SnapshotServer:
         needed_from: int = 0,
     ) -> list[str]:
         """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``. Returns for each peer why it has
-        no whole copy, empty if it has one. Snapshots of leases with a number (term) below ``needed_from`` are freed first.
-        Raises OSError past the memory limit."""
+        no complete copy; empty if it has one. Snapshots that are no longer needed are freed first: those of leases with a
+        number (term) below ``needed_from``. Raises OSError past the memory limit."""
         self._called_s = time.monotonic()
         place, path = (snapshot.term, snapshot.rank, False, slot), f"/proc/{pid}/fd/{fd}"
         self.forget(needed_from)
         held = self._held.get(place)
         if held is None or os.stat(path).st_ino != os.fstat(held.fd).st_ino:
             with self._room(place, snapshot):
-                opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # by now ``fd`` may be any file, a pipe too
+                opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # do not block: ``fd`` may be a pipe by now
                 held = self._put(place, _Segment(opened, snapshot, writable=False))
         held.snapshot = snapshot
         problems = [""] * len(peers)
@@ -165,8 +168,8 @@ class SnapshotServer:
     def replicate(
         self, snapshot: Snapshot, slot: int, begin: int, part: np.ndarray, is_last: bool, needed_from: int = 0
     ) -> None:
-        """Store a part of a peer's snapshot, from byte ``begin`` of its memory; ``needed_from`` is as in ``keep``. Raises
-        OSError past the memory limit, and for a part that comes too late, when a newer snapshot has taken its memory."""
+        """Store a chunk of a peer's snapshot, from byte ``begin`` of its memory; ``needed_from`` is as in ``keep``. Raises
+        OSError past the memory limit, or if the chunk comes too late, because a newer snapshot has taken the memory."""
         self._called_s = time.monotonic()
         place = snapshot.term, snapshot.rank, True, slot
         self.forget(needed_from)
@@ -180,7 +183,7 @@ class SnapshotServer:
                 held = self._put(place, _Segment(os.dup(file.fileno()), snapshot, writable=True))
         is_newer = held.snapshot.meta.step > snapshot.meta.step
         if is_newer or (begin > MARK_BYTES and held.snapshot.mark != snapshot.mark):
-            raise OSError(f"the place of step {snapshot.meta.step} has step {held.snapshot.meta.step} by now")
+            raise OSError(f"the memory for step {snapshot.meta.step} holds step {held.snapshot.meta.step} by now")
         if begin == MARK_BYTES:
             held.mark(mark(NO_STEP))
             held.snapshot = snapshot
@@ -197,15 +200,15 @@ class SnapshotServer:
                     self._held.pop(place).close()
 
     def found(self) -> tuple[tuple[str, int], list[tuple[SnapshotPart, int]]]:
-        """Return the node and process id of this server, because processes of the node open its memory themselves; and the
-        whole parts of snapshots held here, each with its file descriptor."""
+        """Return this server's node and process id, and the complete snapshot parts held here, each with its file descriptor.
+        Processes of this node open the memory themselves by process id and descriptor."""
         with self._lock:
             whole = [(held.snapshot.part, held.fd) for held in self._held.values() if held.is_whole]
         return (ray.get_runtime_context().get_node_id(), os.getpid()), whole
 
     def pieces(self, keys: Sequence[SnapshotKey]) -> list[PieceTable | None]:
-        """Return the table of tensor pieces of each of these snapshot parts; None for a part that this server no longer holds
-        whole."""
+        """Return the table of tensor pieces of each of these snapshot parts; None for a part that this server does not hold
+        completely."""
         with self._lock:
             found = {held.snapshot.key: held.snapshot.table for held in self._held.values() if held.is_whole}
         return [found.get(key) for key in keys]
@@ -257,8 +260,8 @@ class SnapshotServer:
                 del self._promised[place]
 
     def _end_alone(self, alone_s: float) -> None:
-        """End this process once the run's driver has been gone, or has trained another run, for ``alone_s``, and no rank has
-        called for as long. Commit what the run's servers hold first."""
+        """End this process once the run's driver has been gone, or has trained another run, for ``alone_s`` [s], and no rank or
+        other server has stored anything here in that time. Commit the snapshots that the run's servers hold first."""
         is_alone = True
         while is_alone:
             seen = time.monotonic()
@@ -273,7 +276,7 @@ class SnapshotServer:
         os._exit(0)
 
     def _has_driver(self) -> bool:
-        """Return whether the run's driver is there, and trains this run."""
+        """Return True if the run's driver is alive and trains this run."""
         with contextlib.suppress(Exception):  # the mailbox is gone, or the cluster itself is ending
             return self._mailbox is not None and self._mailbox.progress().get(ANSWER_S) is not None
         return False

@@ -123,15 +123,15 @@ def _answer(reply: Reply[T]) -> T:
 
 
 def for_workers(config: Config) -> Config:
-    """Return the config without the secrets that no worker needs: workers read no corpus and report to no MLflow."""
+    """Return the config without the secrets that workers do not need: workers read no corpus and report to no MLflow."""
     shown = redact(config)
     return config.model_copy(update={"corpus": shown.corpus, "track": shown.track})
 
 
 def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> SpringtideTrainer:
     config, elastic = job.config, job.config.elastic
-    # for Ray Train's own state. The name has the lease's number (term), because Ray resumes by itself under a name that it has
-    # seen
+    # file system for Ray Train's own state. The run's name below has the lease's number (term), because Ray would resume by
+    # itself under a name that it has seen
     filesystem = None if run.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(run.fs))
     resources = {"CPU": elastic.cpus_per_worker}
     if elastic.gpus_per_worker:
@@ -172,9 +172,9 @@ def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> Sp
 
 
 def worker_environment(config: Config) -> dict[str, dict[str, str]]:
-    """Return the Ray runtime environment of the worker processes, which is set before torch is imported. Ray Train does not
-    override it; Ray's own value would have NCCL's watchdog end the processes. Empty without GPUs: a process with a runtime
-    environment starts more slowly."""
+    """Return the Ray runtime environment of the worker processes: variables that are set before torch is imported. Ray Train
+    does not override them; with Ray's own value, NCCL's watchdog would end the processes. Empty without GPUs, because a process
+    with a runtime environment starts more slowly."""
     if not config.elastic.gpus_per_worker:
         return {}
     return {"env_vars": gpu_environment(config.elastic.env, config.parallel.deterministic)}

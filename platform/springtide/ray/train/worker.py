@@ -1,6 +1,6 @@
 """What runs in each Ray Train worker: the training loop, with Ray behind its interfaces.
 
-A worker's process outlives its group: ``work`` may be called in it again, as another rank of another world.
+A worker's process outlives its worker group: ``work`` may be called in it again, as another rank of another group.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from springtide.training.preflight import preflight
 _log = logging.getLogger(__name__)
 
 _LET_GO = threading.Event()
-"""Set when this process's group has ended. It is the group's ``World.aborted``: a step then does not use the results of an
-aborted collective."""
+"""Set when this process must leave its group. It is also the group's ``World.aborted``: a step then does not use the results of
+an aborted collective."""
 _TRAINING = threading.Lock()
 _links: Connections | None = None
-"""The connections of this process's group."""
+"""The connections of this process to the other ranks of its group; ``let_go`` cuts them."""
 _clean = True
-"""Whether no collective of this process's group can be in flight."""
+"""True if no collective of this process's group can be in flight, so that none has to be aborted."""
 _live: LiveState | None = None
 """This rank's shard of the training state, in the group that trains or in the group that was lost."""
 _free_since_s = 0.0
 """When this process left its newest group, by ``time.perf_counter``; 0 before [s]."""
 _LEFT_BYTES = 64 * 2**20
-"""Device memory that a process may still hold after it has left a group; with more, the next group has no room [bytes]."""
+"""Device memory that a process may still hold after it has left a group [bytes]. With more, the next group would lack room."""
 
 
 def work(job: TrainJob) -> None:
-    """Train as one rank."""
+    """Train as one rank of a worker group; Ray Train calls this in each worker."""
     global _clean, _live
     arm(job.fault_points)
     with _TRAINING:
@@ -107,15 +107,15 @@ def let_go(patience_s: float, survivors: Sequence[int] = ()) -> LiveShard | bool
 
 
 def settle(ranks: Sequence[int]) -> bool:
-    """Store the shard that ``let_go`` returned on this node, if ``ranks`` (the ranks that together have the whole state) is not
-    empty; else drop it. Returns whether the process is ready for another group."""
+    """Store the shard that ``let_go`` returned on this node, or drop it if ``ranks`` is empty. ``ranks``: the ranks that
+    together have the whole state. Returns True if the process is ready for another group."""
     global _live
     live, _live = _live, None
     try:
         if ranks and live is not None:
             live.deposit(ranks)
-    except Exception:  # on any error: snapshots and checkpoints remain
-        _log.warning("the live state of a lost group could not be kept", exc_info=True)
+    except Exception:  # no error matters: snapshots and checkpoints remain
+        _log.warning("cannot store this rank's state of a lost group in memory", exc_info=True)
     del live
     gc.collect()
     return _is_ready()
@@ -135,7 +135,7 @@ def _gave_memory_back() -> bool:
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated()
     if held > _LEFT_BYTES:
-        _log.warning("%d MiB of the device are still held after the group; this process is not used again", held >> 20)
+        _log.warning("%d MiB of device memory remain in use after a group; this process is not used again", held >> 20)
     return held <= _LEFT_BYTES
 
 
@@ -162,7 +162,8 @@ def warm_up(job: TrainJob, measure_network: bool, is_first: bool) -> Health:
 
 
 def _train(job: TrainJob) -> bool:
-    """Train. Returns True if the group has left, so that another group resumes."""
+    """Train as one rank, to the end of the run or until the group leaves. Returns True if it has left, so that another group
+    resumes."""
     fault_point("rendezvous", "after")
     begin = time.perf_counter()
     config = job.config
@@ -172,7 +173,7 @@ def _train(job: TrainJob) -> bool:
     device = "cuda" if config.elastic.gpus_per_worker else "cpu"
     here = world(device, context.get_local_rank(), config.parallel.shards, _LET_GO)
     if here.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(here.device)  # the reported peak is that of this group alone
+        torch.cuda.reset_peak_memory_stats(here.device)  # so that the reported peak is that of this group alone
     data = open_data(config.data)
     global _links, _live
     _links = Connections()
@@ -213,8 +214,8 @@ def _train(job: TrainJob) -> bool:
     return left
 
 
-# Read a checkpoint's file again on another node. Used when a file looks bad and all ranks that could read it again are on the
-# node that found it bad.
+# Read a checkpoint's file again on another node: the fault may be the node's, not the file's. Used when a file looks bad, and
+# all ranks that could read it again are on the node that found it bad.
 #
 # rank --can the node see the run's folder?--> a task on the driver's node, else on other nodes --> reads the file again
 #
@@ -223,12 +224,13 @@ def _train(job: TrainJob) -> bool:
 _BEGIN_S = 60.0
 """How long a node may take to start a process and look for the run; a file may take as long as it needs [s]."""
 _CANDIDATES = 3
-"""Most nodes that are tried."""
+"""At most this many nodes are tried."""
 
 
 def read_elsewhere(mailbox: MailboxClient, run: Folder, name: str, file: str, nodes: Collection[str]) -> str | None:
-    """Have ``file`` of checkpoint ``name`` read on a live node outside ``nodes``: on the driver's node first, which has the
-    run's storage. Returns what is wrong with the file, empty if it is good, None if no other node can see the run's folder.
+    """Have ``file`` of checkpoint ``name`` read on a live node outside ``nodes``. The driver's node is tried first, because it
+    has the run's storage. Returns what is wrong with the file; empty if it is good; None if no other node can see the run's
+    folder.
 
     Raises:
         OSError: the store cannot be reached, or other nodes are up and none of them answers.

@@ -22,7 +22,7 @@ from springtide.ray.train.mailbox import MailboxClient, WorkerLimit, open_mailbo
 from springtide.ray.train.process_pool import WorkerProcessPool
 
 _NEXT_S = 10.0
-"""How long the workers of an ended trial wait for the next one [s]."""
+"""How long the worker processes of an ended trial stay up for the next trial [s]."""
 
 
 class ClusterShare(Protocol):
@@ -35,19 +35,19 @@ class ClusterShare(Protocol):
         """Withdraw the request."""
 
     def mine(self, timeout_s: float, holds: Mapping[str, int], most: int) -> WorkerShare:
-        """Return the workers that the run may use. ``holds``: the workers that it has on each node. ``most``: the number that
-        it can use now, 0 while it is paused. Raises RayError if there is no answer in time."""
+        """Return the workers that the run may use. ``holds``: the workers that the run has on each node. ``most``: the most
+        workers that the run can use now, 0 while it is paused. Raises RayError if there is no answer in time."""
 
     def closed(self) -> bool:
-        """Return whether the run may not continue."""
+        """Return True if the run must not continue."""
 
 
 class WorkerLender:
     """The workers and the mailbox that one driver lends to its runs."""
 
     def __init__(self, share: ClusterShare | None = None, is_trial: bool = False, is_alone: bool = False) -> None:
-        """``share``: the driver's client of a sweep's pool or of the cluster's queue, if it shares workers with other drivers;
-        ``is_alone``: the cluster was started for this driver."""
+        """``share``: the driver's client of a sweep's worker pool or of the cluster's queue, through which it shares workers
+        with other drivers; None without one. ``is_alone``: the cluster was started for this driver."""
         self.share, self._is_trial, self.is_alone = share, is_trial, is_alone
         self.processes = WorkerProcessPool()
         self._mailbox: MailboxClient | None = None
@@ -56,10 +56,11 @@ class WorkerLender:
         self._lock = threading.Lock()
 
     def open_mailbox(self, config: Config) -> MailboxClient:
-        """Open the mailbox of a new run. Raises RunExists if another driver of this cluster trains it."""
+        """Open the mailbox of a new run. Raises RunExists if another driver of this cluster trains the run."""
         owner = owner_of(config, self._is_trial)
         self.processes.owner = owner
-        name = name_of(owner, "mailbox") if self._is_trial else f"{owner}/mailbox"  # trials are guarded by their sweep
+        # a fixed name keeps a second driver from training the run; trials need none, because their sweep is guarded
+        name = name_of(owner, "mailbox") if self._is_trial else f"{owner}/mailbox"
         try:
             self._mailbox = open_mailbox(name, config.num_steps, float(config.elastic.hang), self._mailbox)
         except ValueError:
@@ -67,7 +68,7 @@ class WorkerLender:
                 f"run {config.run.id!r} is being trained on this cluster by another driver; wait for it or stop it"
             ) from None
         if self._limit != WorkerLimit():
-            self._mailbox.limit_workers(self._limit).wait()  # before the controller reads the limit
+            self._mailbox.limit_workers(self._limit).wait()  # wait: the controller must read this limit
         return self._mailbox
 
     def ask(self, request: GroupRequest) -> None:
@@ -121,7 +122,7 @@ class WorkerLender:
 
     def _end_waiting(self) -> None:
         with self._lock:
-            if self._waits is not None:  # no other run has started
+            if self._waits is not None:  # skip if another run has started
                 self._waits = None
                 self._end_processes()
 
@@ -132,6 +133,6 @@ class WorkerLender:
 
 
 def workers_of(config: Config, is_alone: bool) -> WorkerLender:
-    """Return a driver's workers for ``config``. A run in a queue shares the cluster with other runs. ``is_alone``: the cluster
-    was started for this driver."""
+    """Return a driver's workers for ``config``. If the run is in a queue, it shares the cluster's workers with other runs.
+    ``is_alone``: the cluster was started for this driver."""
     return WorkerLender(QueueClient()) if config.run.queue else WorkerLender(is_alone=is_alone)

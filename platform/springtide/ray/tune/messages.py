@@ -27,11 +27,11 @@ class TrainFunction(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TrialJob:
-    """The part of a trial's job that is the same for all trials. It has passwords, so nothing that Tune saves in a file may
-    refer to it."""
+    """What the process of a trial needs, the same for all trials of a sweep. The config contains passwords, so nothing that
+    Tune saves in a file may refer to this object."""
 
     base: Config
-    """Config of all trials, before a trial's point is applied."""
+    """Config of all trials, before a trial's point (its settings) is applied."""
     sweep: Sweep
     held: HeldSweep
     pool: WorkerPoolHandle
@@ -39,33 +39,34 @@ class TrialJob:
     report: Callable[[Folder], None]
     """Function that writes the HTML report of the run in a folder."""
     decided: frozenset[int] = frozenset()
-    """Numbers of trials that an earlier start of the sweep has ended: they must not continue."""
+    """Numbers of the trials that an earlier start of the sweep has ended: these trials must not continue."""
     population: bool = False
-    """Whether trials take over each other's state."""
+    """Whether trials take over each other's state, as in population-based training."""
     settled_step: int = 0
-    """For a population: the step up to which an earlier start of the sweep has the results of all trials."""
+    """For a population: the step up to which the results of all trials are known from an earlier start of the sweep."""
 
 
 class TrialSpec(TypedDict):
-    """A trial, as the driver sends it to the trial's process. A scheduler of a population changes the point."""
+    """A trial, as the driver sends it to the trial's process. A population's scheduler may change the point (the trial's
+    settings)."""
 
     number: int
     point: Point
     shares: NotRequired[dict[str, float]]
-    """Field -> position of the point's numbers in their ranges, for schedulers of populations."""
+    """Field -> where the point's value lies in the field's range, from 0 to 1. Only schedulers of populations use it."""
     of: NotRequired[str]
-    """URL of the checkpoint of another trial that this one continues from."""
+    """URL of another trial's checkpoint that this trial continues from."""
 
 
 class TrialParameters(TypedDict):
-    """Tune's config of a trial."""
+    """The ``config`` that Ray Tune passes to a trial."""
 
     trial: TrialSpec
 
 
 class TrialResult(TypedDict, total=False):
-    """A trial's result, as its process sends it to the driver. If the trial was never evaluated, the result has only the
-    trial's number and end, and the worst objective."""
+    """A trial's result, as its process sends it to the driver. The result of a trial that was never evaluated has only the
+    trial's number, the fields for its end, and the worst value as the objective."""
 
     number: int
     heldout_loss: float
@@ -80,19 +81,20 @@ class TrialResult(TypedDict, total=False):
     worker_s: float
     dollars: float
     of: str
-    """URL of the checkpoint of another trial that the trial's current run started from; empty if from scratch."""
+    """URL of another trial's checkpoint that the trial's current run started from; empty if the run started from scratch."""
     state: str
-    """URL of the checkpoint of this step."""
+    """URL of the run's checkpoint of step ``step``."""
     replayed: bool
-    """Whether an earlier start of the sweep had this result, too, and decided on it."""
+    """Whether an earlier start of the sweep already had this result, and decided by it whether the trial continues."""
     failed: str
-    """Why the training failed."""
+    """Why the training failed; missing if it did not fail."""
     held: str
-    """The error that names the other driver which holds the sweep or the run: nothing may be recorded for the trial."""
+    """An error that names another driver, which has claimed the sweep or the run; missing if there is none. With it nothing may
+    be recorded for the trial."""
     done: bool
     """Whether this is the trial's last result; Tune also sets it for a trial that it stops."""
     over: bool
-    """Whether the run has ended; Tune does not set it."""
+    """Whether the trial's run has ended. Unlike ``done``, it is not set for a trial that Tune stops."""
 
 
 def value_of(result: TrialResult, metric: str) -> float:
@@ -107,7 +109,7 @@ def at_worst(result: TrialResult, sweep: Sweep) -> TrialResult:
     return cast("TrialResult", {**result, sweep.metric: sweep.worst, "done": True})
 
 
-# A sweep that a driver has claimed: its folder, and the writes there that need a valid lease.
+# A sweep that a driver has claimed (it holds the sweep's lease): the folder, and writes that are refused without a valid lease.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,19 +125,21 @@ class HeldSweep:
         leases.check(self.folder.root, self.term)
 
     def begin_trial(self, number: int, point: Point) -> None:
-        """Record a point before it is tried. Raises as ``check``."""
+        """Record a trial's point (its settings) before the trial starts. Raises RunExists if another driver has claimed the
+        sweep."""
         self.check()
         self.folder.write_point(number, point)
 
     def end_trial(self, number: int, status: str, reason: str) -> None:
-        """Record that a trial must not continue, and why. Raises as ``check``."""
+        """Record that a trial must not continue, and why. Raises RunExists if another driver has claimed the sweep."""
         self.check()
         self.folder.write_end(number, TrialEnd(status, reason))
 
 
 @contextlib.contextmanager
 def hold_sweep(folder: SweepFolder) -> Iterator[HeldSweep]:
-    """Claim the sweep for the block, as a driver claims a run. Raises RunExists if another driver holds it."""
+    """Claim the sweep for this driver, by a lease, until the block ends. Raises RunExists if another driver has claimed the
+    sweep."""
     lease = leases.claim(folder.root, secrets.token_hex(8), trains=False)
     try:
         yield HeldSweep(folder, lease.term)

@@ -27,17 +27,18 @@ if TYPE_CHECKING:
 
 SCHEDULERS = ("none", "asha", "hyperband", "median", "pbt", "pb2")
 POPULATIONS = ("pbt", "pb2")
-"""Schedulers under which trials take over each other's state."""
+"""Schedulers under which trials take over each other's state (population-based training)."""
 
 
 def known_as(scheduler: TrialScheduler) -> str:
-    """Return the name under which ``scheduler_of`` makes a scheduler of this class, else the name of the class."""
+    """Return the name that ``scheduler_of`` has for a scheduler of this class, such as 'asha'. For any other class, return the
+    class's name."""
     return _NAMES.get(type(scheduler), type(scheduler).__name__)
 
 
 def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
-    """Return Tune's scheduler ``name``, with the rungs (evaluations of a trial) of the sweep's budget as its time. Raises
-    ConfigError for an unknown name."""
+    """Return Tune's scheduler of this name. Its unit of time is a rung (an evaluation of a trial); the sweep's budget says how
+    many there are. Raises ConfigError for an unknown name."""
     if name not in SCHEDULERS:
         raise ConfigError(explain("--scheduler", name, "is not known", configs.nearest(name, SCHEDULERS)))
     asked = {"metric": sweep.metric, "mode": sweep.mode}
@@ -55,29 +56,31 @@ def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
 
 
 class _RepeatableASHA(ASHAScheduler):
-    """An ASHA that stops no trial on a replayed result, which an earlier start of the sweep had, too. The earlier start has
-    recorded which trials it stopped. Trials may now report in another order, which would lead to other decisions."""
+    """An ASHA that stops no trial on a replayed result: a result that an earlier start of the sweep also had. The earlier start
+    has recorded which trials it stopped. After a resume, trials may report in another order, which would lead ASHA to other
+    decisions."""
 
     def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: TrialResult) -> str:
-        """Handle a result. A replayed one stops no trial, but other results are compared with it."""
+        """Handle a result. A replayed result stops no trial, but new results are compared with it."""
         decision: str = super().on_trial_result(tune_controller, trial, result)
         return TrialScheduler.CONTINUE if result.get("replayed") else decision
 
 
 class _RepeatableMedian(MedianStoppingRule):
-    """A median stopping rule that stops no trial on a replayed result, for the same reason as ``_RepeatableASHA``."""
+    """A median stopping rule that stops no trial on a replayed result (from an earlier start of the sweep), as
+    ``_RepeatableASHA``."""
 
     def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: TrialResult) -> str:
-        """Handle a result. A replayed one stops no trial."""
+        """Handle a result. A replayed result, which an earlier start of the sweep also had, stops no trial."""
         decision: str = super().on_trial_result(tune_controller, trial, result)
         if decision != TrialScheduler.STOP or not result.get("replayed"):
             return decision
-        self._stopped_trials.discard(trial)  # else the trial's next result is an error
+        self._stopped_trials.discard(trial)  # otherwise Tune fails at the trial's next result
         return TrialScheduler.CONTINUE
 
 
 class _SynchronousPBT(PopulationBasedTraining):
-    """A synchronous PBT that does not wait for members (trials) that have ended."""
+    """Synchronous PBT (population-based training) that does not wait for members (trials) that have ended."""
 
     _next_perturbation_sync: float
 
@@ -96,14 +99,15 @@ class _SynchronousPBT(PopulationBasedTraining):
         self._go_on(tune_controller, trial)
 
     def _get_new_config(self, trial: TuneTrial, trial_to_clone: TuneTrial) -> tuple[TrialParameters, dict[str, object]]:
-        """Return the new config, with the checkpoint that the state comes from. Tune would restore the state from its own
-        checkpoint, and may restore the trial's own checkpoint instead, if the checkpoint to restore was still being written."""
+        """Return the config of a trial that takes over another trial's state, with the URL of the state's checkpoint. Tune
+        itself is not used to restore the state: while the other trial's checkpoint is still being written, Tune may restore the
+        trial's own old checkpoint instead."""
         config: TrialParameters
         config, changes = super()._get_new_config(trial, trial_to_clone)
         return {"trial": {**config["trial"], "of": self._trial_state[trial_to_clone].last_result["state"]}}, changes
 
     def _go_on(self, tune_controller: TuneController, over: TuneTrial | None = None) -> None:
-        """Move to the next rung (evaluation) if all live members have reached the current rung."""
+        """Move the population to the next rung (evaluation) if all live members (trials) have reached the current rung."""
         live = [one for one in tune_controller.get_live_trials() if one is not over]
         reached = [self._trial_state[one].last_train_time for one in live]
         if reached and min(reached) >= self._next_perturbation_sync:
@@ -116,9 +120,9 @@ class _SynchronousPB2(_SynchronousPBT, PB2):
 
 def _population(name: str, sweep: Sweep, asked: dict[str, object]) -> TrialScheduler:
     """Return a population's scheduler. Members (trials) wait for each other at each rung (evaluation), so that the result does
-    not depend on which members lost workers. PBT changes the point that is taken over by a fifth, or draws a new one; PB2 takes
-    the next point from a Gaussian process (Parker-Holder et al., 2020), along the ranges of the space, in logs where the space
-    uses them."""
+    not depend on which members lost workers. A member that takes over another member's point (settings) gets a changed one. PBT
+    changes each value by a fifth, or draws a new value. PB2 takes the next point from a Gaussian process (Parker-Holder et al.,
+    2020); the process works on positions within the ranges of the space, which are logarithmic where the space is."""
     if name == "pb2":
 
         def explore(config: TrialParameters) -> TrialParameters:

@@ -1,8 +1,9 @@
 """A trial's process: a Trainable of Ray Tune that trains the runs of a trial.
 
-A trial's state is its run's folder, not a checkpoint of Tune's. A trial that was paused, lost or resumed continues from there:
-it reads its earlier results from its journal and reports them again, so that a restarted scheduler gets the same results. A
-trial of a population that takes over another's state continues in a new run, its next generation.
+A trial's state is its run's folder, not a checkpoint of Tune's. A trial that was paused, lost or resumed continues from that
+folder: it reads its earlier results from its journal (file of events) and reports them again, so that a restarted scheduler
+gets the same results. A trial of a population that takes over another trial's state continues in a new run, its next
+generation.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Trial(tune.Trainable):
-    """A trial as Tune's Trainable. One step of Tune's is the training from one evaluation to the next."""
+    """A trial as Tune's Trainable. A step of Tune's is the training up to the trial's next evaluation."""
 
     def __repr__(self) -> str:
         """Return this process's name in Ray's dashboard. Ray calls this once, and the process runs one trial after another."""
@@ -91,11 +92,11 @@ class Trial(tune.Trainable):
         return {"reported": self._reported}
 
     def load_checkpoint(self, checkpoint: dict[str, int] | None) -> None:
-        """Continue reporting after the last reported step."""
+        """Restore which step was reported last, so that the trial reports only later steps."""
         self._reported = (checkpoint or {}).get("reported", self._job.settled_step)
 
     def reset_config(self, new_config: TrialParameters) -> bool:
-        """Become another trial, in the same process."""
+        """Switch this process to another trial; Tune calls this to reuse the process."""
         self._stop()
         self._take_on(new_config)
         return True
@@ -107,7 +108,7 @@ class Trial(tune.Trainable):
         self._reports.wait()
 
     def _stop(self) -> None:
-        """Stop the run, with everything saved; the next step continues it."""
+        """Save the run's state and stop the run; the next call of ``step`` continues the run."""
         if self._runner is not None:
             self._runner.stop()
         self._runner = None
@@ -121,8 +122,8 @@ class Trial(tune.Trainable):
         return runner
 
     def _generation(self) -> Config:
-        """Return the config of the trial's current run: the trial's last run, or a new one that continues from another trial's
-        state."""
+        """Return the config of the trial's current run. This is the trial's last run, or a new run that continues from another
+        trial's state."""
         job, folder, point = self._job, self._job.held.folder, self._spec["point"]
         self._lineage = folder.lineage(self._number, point)
         if not job.population:
@@ -133,12 +134,12 @@ class Trial(tune.Trainable):
             if name in committed(donor):
                 before = folder.trials / self._lineage[-1].run
                 self._lineage = with_takeover(self._number, self._lineage, point, of)
-                folder.write_lineage(self._number, self._lineage)  # before the run starts
+                folder.write_lineage(self._number, self._lineage)  # before the run starts: a restart must find this
                 pass_run_on(
                     before, folder.trials / self._lineage[-1].run
                 )  # one MLflow run per trial, over all generations
             else:
-                _log.warning("trial %d goes on by itself: the checkpoint %s is gone", self._number, of)
+                _log.warning("trial %d keeps its own state: the checkpoint %s is gone", self._number, of)
         return member_config(job.base, job.sweep.budget, *self._lineage[-1])
 
     def _held(self, error: RunExists) -> TrialResult:

@@ -1,6 +1,6 @@
-"""Train a run of a trial in a thread. Its progress is a queue of messages:
+"""Train a trial's run in a thread, which reports its progress by a queue of messages:
 
-Evaluated*  Finished | Failed       evaluations of an earlier start of the sweep come first, from the journal
+Evaluated*  Finished | Failed       first come the evaluations of an earlier start of the sweep, read from the journal
 """
 
 from __future__ import annotations
@@ -73,12 +73,13 @@ class TrialRunner:
         self._messages: queue.Queue[Message] = queue.Queue()
         self._steps: dict[int, StepDone] = {}
         self.judged_step = 0
-        """The step up to which an earlier start of the sweep has decided, by the evaluations, whether the trial continues."""
+        """Up to this step, an earlier start of the sweep has used the trial's evaluations to decide whether the trial
+        continues."""
         self._thread: threading.Thread | None = None
 
     @property
     def steps(self) -> list[StepDone]:
-        """The trained steps, each once."""
+        """The trained steps; a step that was trained again after a restart is listed once."""
         return list(self._steps.values())
 
     def start(self, *, decided: bool, saved_only: bool) -> None:
@@ -99,7 +100,7 @@ class TrialRunner:
         ended = [event for event in events if isinstance(event, Stopped)]
         is_over = decided or bool(ended and ended[-1].status == "finished")
         known = sorted({event.step for event in events if isinstance(event, Evaluated)})
-        # the newest evaluation may be undecided: the driver may have been gone when it came
+        # the newest evaluation may not have been used for a decision: the driver may have ended before it came
         self.judged_step = max(known if is_over else known[:-1], default=0)
         if is_over or self._closed():
             self._messages.put(Finished())
@@ -121,7 +122,7 @@ class TrialRunner:
         """Stop the run after its state is saved."""
         deadline = time.monotonic() + SAVED_S
         while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline:
-            self._workers.ask(GroupRequest.STOP)  # repeat it: the run may not receive requests yet
+            self._workers.ask(GroupRequest.STOP)  # repeat: a run that is starting may receive no requests yet
             self._thread.join(_ASK_AGAIN_S)
 
     def _closed(self) -> bool:

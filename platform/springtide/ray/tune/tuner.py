@@ -67,7 +67,8 @@ class SearchAdapter(Searcher):
         self._numbers: dict[str, int] = {}
         self._points: dict[str, Point] = {}
         self.live = 0
-        """Number of trials that run or are about to; paused trials leave their room to others."""
+        """Number of trials that run or are about to run. Paused trials do not count, so that other trials can run in their
+        place."""
         self._results: dict[str, TrialResult] = {}
         self.worthless = ""
         """Why no other trial is started; empty if there is no reason."""
@@ -101,7 +102,7 @@ class SearchAdapter(Searcher):
         values = None
         if not error and result and "failed" not in result and "held" not in result:
             value = value_of(result, self._sweep.metric)
-            if math.isfinite(value):  # else the trial diverged, or was never evaluated
+            if math.isfinite(value):  # otherwise the trial diverged (NaN or infinite), or was never evaluated
                 secondary = [value_of(result, self._sweep.secondary.metric)] if self._sweep.secondary else []
                 values = [value, *secondary]
         self._search.tell(self._numbers[trial_id], values)
@@ -117,8 +118,8 @@ class SearchAdapter(Searcher):
             paid, what = sum(one.get("worker_s", 0.0) for one in known) / 3600.0, "worker-hour"
         if not least or not paid:
             return ""
-        # half a rung (the tokens between two evaluations) less than a whole trial: batch sizes differ, and so does the number
-        # of tokens at a trial's last step
+        # A trial counts as complete from half a rung (half the tokens between two evaluations) before its full length: batch
+        # sizes differ, and so does the number of tokens at a trial's last step
         furthest = self._sweep.budget.tokens_per_trial * (1.0 - 0.5 / self._sweep.budget.rungs)
         complete = [
             (self._points[trial_id], value_of(one, self._sweep.metric))
@@ -134,7 +135,7 @@ class SearchAdapter(Searcher):
         """Do nothing: a resumed sweep reads its trials' results from their journals."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Do nothing, for the same reason as ``save``."""
+        """Do nothing: a resumed sweep reads its trials' results from their journals."""
 
 
 class ProgressCallback(tune.Callback):
@@ -149,7 +150,7 @@ class ProgressCallback(tune.Callback):
         end: EndTrial,
         by: str = "the scheduler",
     ) -> None:
-        """``by``: name of the scheduler."""
+        """``by``: name of the scheduler, for messages about trials that it stops."""
         self._by, self._sweep, self._points, self._spent, self._say, self._end = by, sweep, points, spent, say, end
         self._trials = sweep.budget.trials
         self._over: set[str] = set()
@@ -157,7 +158,7 @@ class ProgressCallback(tune.Callback):
         self._of: dict[str, str] = {}
 
     def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: object) -> None:
-        """Count the trials that run or are about to; Tune calls this once or more per result."""
+        """Count the trials that run or are about to run; Tune calls this once or more per result."""
         self._points.live = sum(one.status in ("PENDING", "RUNNING") for one in trials)
         self._spent.running = sum(one.status == "RUNNING" for one in trials)
 
@@ -209,8 +210,8 @@ class BudgetStopper(tune.Stopper):
     def __init__(
         self, budget: Budget, pool: WorkerPoolHandle, before: Sequence[TrialOutcome], interrupted: threading.Event
     ) -> None:
-        """``before``: outcomes of the sweep's earlier trials, whose costs count from the start: some of these trials report no
-        result again, and the other trials report their costs step by step."""
+        """``before``: outcomes of trials from an earlier start of the sweep. Their costs count from the start, because some of
+        these trials report no more results, and the others would report their costs again only step by step."""
         self._budget, self._pool, self._interrupted = budget, pool, interrupted
         self._by_trial = {one.name: (float(one.tokens), one.worker_s, one.dollars) for one in before}
         self.over = ""
@@ -223,13 +224,14 @@ class BudgetStopper(tune.Stopper):
         self._lost = False
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state that Tune pickles into the sweep's folder. It lacks the event, which cannot be pickled; nobody reads
-        the file."""
+        """Return the state that Tune pickles into the sweep's folder. The event is left out, because it cannot be pickled; the
+        file is never read."""
         return {**self.__dict__, "_interrupted": None, "failure": None}
 
     def __call__(self, trial_id: str, result: TrialResult) -> bool:
-        """Add the costs in a trial's result; returns False, because this stopper ends all trials or none. The largest costs
-        that were reported for a trial count: an earlier result may be reported again, and a failure has no costs."""
+        """Add the costs in a trial's result. Returns False (do not stop this trial), because this stopper ends all trials or
+        none. If a trial has reported costs several times, the largest count: an earlier result may come again, and a failure
+        has no costs."""
         name = name_of(result["number"])
         tokens, worker_s, dollars = self._by_trial.get(name, (0.0, 0.0, 0.0))
         self._by_trial[name] = (
@@ -240,9 +242,9 @@ class BudgetStopper(tune.Stopper):
         return False
 
     def unless_lost(self, write: Callable[_P, None]) -> Callable[_P, bool]:
-        """Wrap ``write``, which writes to the sweep's folder, to return True if it has written. If another driver has taken
-        over the sweep, this driver ends its trials. A store that cannot be reached is tried again for half an hour; after that
-        the sweep ends."""
+        """Wrap ``write``, a function that writes to the sweep's folder, in a function that returns True if the write has
+        succeeded. If another driver has claimed the sweep, this driver ends its trials. If the store cannot be reached, the
+        write is tried again for half an hour; after that the sweep ends."""
 
         def checked(*arguments: _P.args, **named: _P.kwargs) -> bool:
             failures = 0
@@ -263,9 +265,9 @@ class BudgetStopper(tune.Stopper):
         return checked
 
     def stop_all(self) -> bool:
-        """Return True if all trials must end now: another driver holds the sweep; or a limit is met, the driver is interrupted
-        or its store cannot be reached, and the trials have saved their state or have had ``SAVED_S`` for it. Tune then gives
-        their processes ten seconds."""
+        """Return True if all trials must end now. They end at once if another driver has claimed the sweep. If a limit is met,
+        the driver is interrupted or its store cannot be reached, they end when they have saved their state, or after
+        ``SAVED_S``. Tune then gives their processes ten seconds."""
         if self._lost:
             return True
         tokens, worker_s, dollars = map(sum, zip(*self._by_trial.values(), (0.0, 0.0, 0.0), strict=True))
@@ -308,15 +310,15 @@ class TrialTuner:
             population: the first points of a population's trials, instead of ``search``'s.
             before: outcomes of the sweep's earlier trials, which count towards the budget.
         """
-        # neither self nor the job: Tune saves what its searcher and callbacks refer to in the sweep's folder, and a job has
-        # passwords
+        # do not pass ``self`` or the job to Tune's searcher and callbacks: Tune saves what they refer to in the sweep's folder,
+        # and a job contains passwords
         sweep, held, say = self.job.sweep, self.job.held, self.say
         spent = BudgetStopper(sweep.budget, self.job.pool, before, self.interrupted)
         if spent.stop_all():
             return spent.over
         room = Room(self.job.pool, self.job.base.elastic.min_workers, self.concurrent)
-        # HyperBand halves a bracket by the trials that it knows, and members of a population wait for each other at each
-        # rung: these two get all trials at once, and Ray limits how many run
+        # these two get all trials at once, and Ray limits how many run: HyperBand must know all trials of a bracket before it
+        # halves them, and members of a population wait for each other at each rung (evaluation)
         knows_all = bool(population) or isinstance(scheduler, HyperBandScheduler)
         most = (lambda: sweep.budget.trials) if knows_all else room
         begin = spent.unless_lost(held.begin_trial)
@@ -363,7 +365,7 @@ class TrialTuner:
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """Returns the number of trials that may run now."""
+    """A function that returns the number of trials that may run now."""
 
     pool: WorkerPoolHandle
     least: int
@@ -382,7 +384,7 @@ def _filesystem(folder: SweepFolder) -> pyarrow.fs.FileSystem | None:
 
 
 def _members(sweep: Sweep, points: Sequence[Point]) -> dict[str, object]:
-    """Return the trials of a population as Tune's search space, a grid: all trials exist from the start."""
+    """Return the trials of a population as a grid search of Tune's, so that all trials exist from the start."""
     members: list[TrialSpec] = [
         {"number": number, "point": point, "shares": shares(sweep, point)} for number, point in enumerate(points)
     ]

@@ -1,4 +1,5 @@
-"""A cluster's workers, which several runs share as ``elastic/allocation.py`` decides. One actor, on the driver's node."""
+"""A pool of a cluster's workers, which the runs of a sweep share as ``elastic/allocation.py`` decides. One actor, on the
+driver's node."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ from springtide.ray.names import name_of
 
 _LOOK_S = 0.3
 _BEAT_S = 5.0
-"""Time between two heartbeats of a client [s]."""
+"""Time between two heartbeats of a client (a process that trains trials) [s]."""
 _SILENT_S = 120.0
 """A client that has not called for this long counts as gone [s]."""
 
 
 class WorkerPool:
-    """The clients' requests for workers, and what each client gets."""
+    """The pool's actor: keeps the clients' requests for workers, and decides which workers each client gets."""
 
     def __init__(self, resources: dict[str, float]) -> None:
         """``resources``: resources of one worker, the same for all runs."""
@@ -40,7 +41,7 @@ class WorkerPool:
         self._looked_s = float("-inf")
         self._closed = False
         self._most: int | None = None
-        """The most workers that a run can use, by the measured speeds; None if that is not known."""
+        """The largest number of workers that is worth its cost for a run, by the measured speeds; None if that is not known."""
 
     def claim(self, claim: ResourceRequest) -> None:
         """Add a client's request for workers, or replace its earlier one."""
@@ -48,8 +49,8 @@ class WorkerPool:
         self._heard_s[claim.client_id] = time.monotonic()
 
     def set_score(self, client_id: str, score: float, speeds: Mapping[int, float]) -> None:
-        """Set a client's score, and use its run's speed at each world size [tokens/s] to estimate how many workers any run can
-        use."""
+        """Set the score of a client's trial (higher is better). Use its run's speed at each world size [tokens/s] to estimate
+        how many workers any run can use."""
         if client_id in self._claims:
             self._claims[client_id] = self._claims[client_id]._replace(score=score)
         self._most = useful(speeds) or self._most
@@ -65,8 +66,8 @@ class WorkerPool:
         self._heard_s.pop(client_id, None)
 
     def mine(self, request: ResourceRequest) -> dict[str, dict[str, float]]:
-        """Return node -> resources that a client gets. ``request`` is added again if the pool has dropped it, because the
-        client was silent for too long."""
+        """Return node -> resources that the client of ``request`` may use there. ``request`` is added again if the pool has
+        dropped it, because the client was silent for too long."""
         now, client_id = time.monotonic(), request.client_id
         self._claims.setdefault(client_id, request)
         self._heard_s[client_id] = now
@@ -78,7 +79,7 @@ class WorkerPool:
         return {node: {kind: amount * n for kind, amount in self._resources.items()} for node, n in mine.items()}
 
     def close(self) -> None:
-        """Close the pool: no client may continue."""
+        """Close the pool: every client must save its run and stop."""
         self._closed = True
 
     def closed(self) -> bool:
@@ -101,11 +102,11 @@ class WorkerPool:
 
 
 WorkerPoolHandle: TypeAlias = "ActorHandle[WorkerPool]"
-"""A worker pool's actor."""
+"""Handle of a worker pool's actor."""
 
 
 class WorkerPoolClient:
-    """A process's client of a worker pool, for the process's runs, one after another."""
+    """A process's client of a worker pool. The process trains one run after another in the workers that the client gets."""
 
     def __init__(self, pool: WorkerPoolHandle) -> None:
         self._pool, self._client_id = pool, uuid.uuid4().hex
@@ -125,7 +126,7 @@ class WorkerPoolClient:
         self._request = request
 
     def set_score(self, score: float, speeds: Mapping[int, float]) -> None:
-        """Report how well the run does, and its speed at each world size [tokens/s]."""
+        """Report the run's score (higher is better), and its speed at each world size [tokens/s]."""
         self._pool.set_score.remote(self._client_id, score, speeds)
 
     def release(self) -> None:
@@ -142,7 +143,7 @@ class WorkerPoolClient:
         return WorkerShare(ray.get(self._pool.mine.remote(self._request), timeout=timeout_s))
 
     def closed(self) -> bool:
-        """Return whether the pool is closed, or gone with its sweep: no client may continue."""
+        """Return True if no client may continue: the pool is closed, or has ended with its sweep."""
         try:
             return bool(ray.get(self._pool.closed.remote()))
         except ActorDiedError:
@@ -151,7 +152,7 @@ class WorkerPoolClient:
             return False
 
     def _beat(self, released: threading.Event) -> None:
-        # check the connection first: a call to an actor without one would start a cluster
+        # check the connection to Ray first: without one, a call to an actor would start a cluster
         while not released.wait(_BEAT_S) and ray.is_initialized():
             with contextlib.suppress(RayError):
                 self._pool.beat.remote(self._client_id)

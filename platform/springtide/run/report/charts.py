@@ -1,6 +1,6 @@
-"""Draw small charts as SVG text, without scripts. Colors can follow the HTML page that contains the chart.
+"""Draw small charts as SVG text, without scripts. If wanted, their colors follow the style of the surrounding HTML page.
 
-Each chart is drawn into a rectangle of pixels. Widths of texts are estimated, because the reader's browser chooses the font.
+Each chart is drawn into a rectangle of pixels. Widths of texts are estimated, because the browser chooses the font.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from springtide.errors import printable
 
 _SIZE = (480.0, 300.0)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 10.0, 40.0, 40.0
-"""Room around the area between a chart's axes, for texts [pixels]."""
+"""Space around the area between a chart's axes, which titles and labels need [pixels]."""
 _LETTER = 6.2
 """Approximate width of a letter at a font size of 11 pixels [pixels]."""
 _INK, _GRID, _PAPER = "var(--fg)", "var(--grid)", "var(--bg)"
@@ -26,13 +26,13 @@ _FIXED = {_INK: "#1f2937", _GRID: "#e5e7eb", _PAPER: "#ffffff"}
 _COLORS = ("#2563eb", "#93b4f5", "#dc6803", "#0f9d76")
 _UNKNOWN = "#9ca3af"
 _SHADES = ((0xDC, 0x68, 0x03), (0xB9, 0xA5, 0x8F), (0x25, 0x63, 0xEB))
-"""Colors (red, green, blue) of the worst, a middle and the best curve: distinguishable on light and dark backgrounds."""
+"""Colors (red, green, blue) of the worst curve, of a middle one and of the best, which suit light and dark backgrounds."""
 _THIN, _CURVE = 'stroke-width="0.7" opacity="0.6"', 'stroke-width="1.6" stroke-linejoin="round"'
 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One curve. ``style``: ``line``, ``faint``, ``step`` (the value stays until the next point) or ``points``."""
+    """One curve. ``style``: ``line``, ``faint`` (thin line), ``step`` (each value stays until the next point) or ``points``."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -41,7 +41,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A chart of curves over common axes."""
+    """A chart of several curves that share both axes."""
 
     title: str
     x_label: str
@@ -74,11 +74,11 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Strand:
-    """One of many curves in a chart, colored by its rank between the worst and the best curve."""
+    """A strand: one of many curves in a chart, colored by its rank between the worst and the best curve."""
 
     points: Sequence[tuple[float, float]]
     note: str
-    """Tooltip of the curve."""
+    """Text that is shown when the mouse is over the curve."""
     shade: float | None = None
     """Rank that decides the color, from 0 (worst curve) to 1 (best); None if unknown."""
     faint: bool = False
@@ -88,7 +88,7 @@ class Strand:
 
 @dataclasses.dataclass(frozen=True)
 class Strands:
-    """A chart of many curves over common axes, colored from the worst to the best."""
+    """A chart of many curves (strands) that share both axes, each colored by its rank from the worst to the best."""
 
     title: str
     x_label: str
@@ -96,18 +96,18 @@ class Strands:
     strands: Sequence[Strand]
     y_limits: tuple[float, float]
     is_log: bool = False
-    """Whether the vertical axis is logarithmic: all its values are positive."""
+    """True for a logarithmic vertical axis. All values must then be positive."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Parallel:
-    """Parallel coordinates (Inselberg, 1985): one vertical axis per quantity, one curve per item."""
+    """Parallel coordinates (Inselberg, 1985): one vertical axis per quantity, one curve per item across all axes."""
 
     title: str
     axes: Sequence[tuple[str, Ticks]]
-    """(label, ticks) of each axis."""
+    """(label, ticks) of each axis, from left to right."""
     strands: Sequence[Strand]
-    """The curves. Their points are (index of the axis, position on that axis from 0 to 1)."""
+    """The curves. Each of their points is (index of an axis, position on that axis from 0, the bottom, to 1)."""
 
 
 AnyChart = Chart | Bars | Columns | Strands | Parallel
@@ -124,7 +124,7 @@ def draw(
     Args:
         charts: the charts to draw, row by row.
         columns: number of charts per row.
-        css_colors: whether colors follow the page (``--fg``, ``--grid``, ``--bg``); else they are fixed, on white.
+        css_colors: True: colors are CSS variables of the page (``--fg``, ``--grid``, ``--bg``). False: fixed, on white.
         size: width and height of each chart [pixels].
 
     Examples:
@@ -150,7 +150,7 @@ def draw(
 
 @dataclasses.dataclass(frozen=True)
 class _Frame:
-    """The area between a chart's axes [pixels]."""
+    """The rectangle between a chart's axes: its edges in pixels of the SVG."""
 
     left: float
     top: float
@@ -158,12 +158,12 @@ class _Frame:
     bottom: float
 
     def place(self, at: np.ndarray) -> np.ndarray:
-        """Convert points (P, 2) from positions on both axes, from 0 to 1, to pixels."""
+        """Convert points from positions on both axes (0 to 1) to pixels. ``at`` and the result: arrays of shape (P, 2)."""
         return np.array([self.left, self.bottom]) + at * [self.right - self.left, self.top - self.bottom]
 
     def axes(self, x_label: str, x_ticks: Ticks, y_label: str, y_ticks: Ticks, upright: bool = False) -> Iterable[str]:
-        """Draw tick labels, axis labels and grid lines: horizontal grid lines at the y ticks, or with ``upright`` vertical grid
-        lines at the x ticks."""
+        """Draw tick labels, axis labels and grid lines. Grid lines are horizontal, at the y ticks; if ``upright``, they are
+        vertical, at the x ticks."""
         for at, text in y_ticks:
             [[_, y]] = self.place(np.array([[0.0, at]]))
             if not upright:
@@ -190,12 +190,12 @@ def _draw_curves(chart: Chart, width: float, height: float) -> Iterable[str]:
     yield from frame.axes(
         *(chart.x_label, even_ticks(left, right, 6), chart.y_label, even_ticks(low, high, 5, chart.whole_numbers))
     )
-    for color, line, found in sorted(lines, key=lambda one: one[1].style != "faint"):  # faint curves below others
+    for color, line, found in sorted(lines, key=lambda one: one[1].style != "faint"):  # draw faint curves first
         at = frame.place((found - [left, low]) / [right - left, high - low])
         if line.style == "points":
             yield "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in at.tolist())
             continue
-        if line.style == "step" and len(at):  # a value stays until the next point
+        if line.style == "step" and len(at):  # add a corner, so that each value stays until the next point
             corners = np.stack([at[1:, 0], at[:-1, 1]], axis=1)
             at = np.insert(at, np.arange(1, len(at)), corners, axis=0)
         if len(at):
@@ -275,7 +275,7 @@ _DRAWN: dict[type, Callable[[Any, float, float], Iterable[str]]] = {
 
 
 def _finite(points: Sequence[tuple[float, float]]) -> np.ndarray:
-    """Return the points whose coordinates are both finite, as an array (P, 2)."""
+    """Return the points without infinite or NaN coordinates, as an array of shape (P, 2)."""
     found = np.array(points, np.float64).reshape(-1, 2)
     return found[np.isfinite(found).all(axis=1)]
 
@@ -290,12 +290,12 @@ def _in_order(strands: Sequence[Strand]) -> list[Strand]:
 
 
 def _strand(frame: _Frame, strand: Strand, at: Sequence[tuple[float, float]]) -> str:
-    """Return a curve with its tooltip; an invisible wide stroke below the curve makes it easy to hit with the mouse.
+    """Return a curve as SVG, with its tooltip. A wide invisible stroke makes the thin curve easy to hit with the mouse.
 
     Args:
         frame: the area to draw into.
         strand: color and tooltip of the curve.
-        at: points of the curve, as positions on both axes. Parts outside 0 to 1 on the vertical axis are cut off.
+        at: points of the curve, as positions on both axes from 0 to 1. Parts above or below the vertical axis are cut off.
     """
     pieces = [frame.place(np.array(piece)) for piece in itertools.starmap(_within, itertools.pairwise(at)) if piece]
     if len(at) == 1 and 0 <= at[0][1] <= 1:
@@ -310,7 +310,7 @@ def _strand(frame: _Frame, strand: Strand, at: Sequence[tuple[float, float]]) ->
 
 
 def _within(one: tuple[float, float], other: tuple[float, float]) -> list[tuple[float, float]]:
-    """Clip the line from ``one`` to ``other`` to y between 0 and 1. Returns both ends of the remaining part; empty if none
+    """Clip the line from ``one`` to ``other`` to y between 0 and 1. Return both ends of what remains; an empty list if nothing
     remains."""
     (x, y), (right, end) = one, other
     if y == end:
@@ -320,7 +320,7 @@ def _within(one: tuple[float, float], other: tuple[float, float]) -> list[tuple[
 
 
 def _shade(share: float) -> str:
-    """Return the color of a curve by its rank ``share``, from the worst curve (0) to the best (1)."""
+    """Return the color of a curve. ``share``: its rank, from 0 (worst curve) to 1 (best)."""
     worst, middle, best = _SHADES
     (begin, end), at = ((worst, middle), 2 * share) if share < 0.5 else ((middle, best), 2 * share - 1)
     return "#" + "".join(f"{round(a + (b - a) * at):02x}" for a, b in zip(begin, end, strict=True))
@@ -335,7 +335,7 @@ def _path(at: np.ndarray, how: str) -> str:
 
 
 def _bar(frame: _Frame, x: tuple[float, float], y: tuple[float, float], color: str) -> str:
-    """Return a filled rectangle as SVG. ``x``, ``y``: its two ends on each axis, as positions from 0 to 1."""
+    """Return a filled rectangle as SVG. ``x``, ``y``: (begin, end) on each axis, as positions from 0 to 1."""
     (left, bottom), (right, top) = frame.place(np.array([[x[0], y[0]], [x[1], y[1]]])).tolist()
     size = f'width="{right - left:.1f}" height="{bottom - top:.1f}"'
     return f'<rect x="{left:.1f}" y="{top:.1f}" {size} fill="{color}"/>'
@@ -367,18 +367,18 @@ def _text(x: float, y: float, text: str, how: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" {how}>{html.escape(printable(text))}</text>' if text else ""
 
 
-# Chart axes: where they end, and round values with labels for their ticks.
+# Chart axes: their ends, and round values with labels for their ticks.
 
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _ABBREVIATED = 1e4
 
 Ticks = list[tuple[float, str]]
-"""(position on the axis from 0 to 1, text) of each tick."""
+"""(position on the axis from 0 to 1, label) of each tick."""
 
 
 def round_values(low: float, high: float, most: int, is_whole: bool = False) -> list[float]:
-    """Return evenly spaced round values from ``low`` to ``high``, for axis ticks. The range has room for at most ``most``
-    intervals between them.
+    """Return evenly spaced round values from ``low`` to ``high``, for the ticks of an axis, with at most ``most`` intervals
+    between them.
 
     >>> round_values(2, 12, 5), round_values(0, 1, 4)
     ([2.0, 4.0, 6.0, 8.0, 10.0, 12.0], [0.0, 0.5, 1.0])
@@ -388,7 +388,7 @@ def round_values(low: float, high: float, most: int, is_whole: bool = False) -> 
 
 
 def log_values(low: float, high: float) -> list[float]:
-    """Return powers of ten from ``low`` to ``high``, with 2 and 5 between them if there are few.
+    """Return powers of ten from ``low`` to ``high``; for a range below a factor of 1000, also their multiples by 2 and 5.
 
     >>> log_values(1, 10), log_values(1, 1000)
     ([1.0, 2.0, 5.0, 10.0], [1.0, 10.0, 100.0, 1000.0])
@@ -399,8 +399,8 @@ def log_values(low: float, high: float) -> list[float]:
 
 
 def even_ticks(low: float, high: float, most: int, is_whole: bool = False) -> Ticks:
-    """Return ticks at the round values of an axis from ``low`` to ``high``; 12,000 is labelled 12k. Args as for
-    ``round_values``."""
+    """Return ticks at round values of an axis from ``low`` to ``high``. Large labels are abbreviated: 12,000 becomes 12k. Args
+    as for ``round_values``."""
     step = _step(low, high, most, is_whole)
     largest = max(abs(low), abs(high))
     values = round_values(low, high, most, is_whole)
@@ -408,8 +408,8 @@ def even_ticks(low: float, high: float, most: int, is_whole: bool = False) -> Ti
 
 
 def limits(values: np.ndarray, room: float) -> tuple[float, float]:
-    """Return the ends of an axis that shows all values. ``room``: free space at either end, as a fraction of the range of the
-    values."""
+    """Return both ends of an axis that shows all ``values``. ``room``: free space at each end, as a fraction of the distance
+    between the least and the greatest value."""
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     length = high - low
     if not length > 1e-9 * max(abs(low), abs(high)):
@@ -425,8 +425,8 @@ def _step(low: float, high: float, most: int, is_whole: bool) -> float:
 
 
 def _label(value: float, step: float, largest: float) -> str:
-    """Return the text of a tick. ``step``: distance to the next tick; ``largest``: largest absolute value on the axis, which
-    decides the suffix (such as k)."""
+    """Return the label of a tick. ``step``: distance to the next tick, which decides the number of digits; ``largest``: largest
+    absolute value on the axis, which decides the suffix (such as k)."""
     unit, letter = next(((size, name) for size, name in _UNITS if largest >= max(size, _ABBREVIATED)), (1.0, ""))
     if step < 1e-4 or largest >= 1e18:
         return f"{value:.3g}" if value else "0"

@@ -1,5 +1,4 @@
-"""Building blocks of self-contained HTML pages, which load nothing from elsewhere and follow the browser's light or dark
-mode."""
+"""Building blocks of self-contained HTML pages, which load no other file and follow the browser's light or dark mode."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ Cell = str | Link
 def _cell(cell: Cell) -> str:
     if isinstance(cell, str):
         return html.escape(cell)
-    # prefix "./": otherwise the browser would take the part of a name before a colon for a URL scheme
+    # prefix "./": in a path such as "a:b", the browser would take "a" for a URL scheme
     return f'<a href="./{html.escape(quote(cell.path))}">{html.escape(cell.text)}</a>'
 
 
@@ -79,7 +78,7 @@ def page(title: str, sections: Iterable[str], script: str = "") -> str:
     Args:
         title: title and heading of the page.
         sections: HTML of each section.
-        script: JavaScript of the page, ASCII; the page forbids all other scripts.
+        script: JavaScript of the page, ASCII. The page's security policy forbids all other scripts.
     """
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     if script:
@@ -94,25 +93,25 @@ def page(title: str, sections: Iterable[str], script: str = "") -> str:
 
 
 def data_block(json: str) -> str:
-    """Return an invisible HTML element with the data for the page's script. ``json``: the data, ASCII only."""
-    for character in "<>&":  # escape, so that no text in the data can end the element
+    """Return an invisible HTML element with the data that the page's script reads. ``json``: the data, ASCII only."""
+    for character in "<>&":  # escape these, so that a text in the data cannot end the element and inject HTML
         json = json.replace(character, f"\\u{ord(character):04x}")
     return f'<script type="application/json" id="data">{json}</script>'
 
 
 def more(hidden: int) -> str:
-    """Return a line that says how many rows of a table are not shown; empty if none."""
+    """Return the HTML of a line such as "and 12 more", the number of hidden table rows; empty if none is hidden."""
     return f'<p class="soft">and {hidden:,} more</p>' if hidden > 0 else ""
 
 
 def cards(figures: Iterable[tuple[str, str, str]]) -> str:
-    """Return the HTML of the page's headline cards: one box per (label, figure, remark)."""
+    """Return the HTML of headline boxes: one box for each (label, figure, remark)."""
     texts = (tuple(map(html.escape, figure)) for figure in figures)
     return f"<dl>{''.join(f'<div><dt>{a}</dt><dd>{b}<small>{c}</small></dd></div>' for a, b, c in texts)}</dl>"
 
 
 def table(title: str, rows: Iterable[tuple[str, Cell]]) -> str:
-    """Return an HTML table of (key, value) rows, below a heading if ``title`` is not empty."""
+    """Return an HTML table of (key, value) rows. It has a heading if ``title`` is not empty."""
     lines = (f"<tr><td>{html.escape(key)}</td><td>{_cell(value)}</td></tr>" for key, value in rows)
     heading = f"<h2>{html.escape(title)}</h2>" if title else ""
     return f"{heading}<table>{''.join(lines)}</table>"
@@ -132,8 +131,8 @@ def switch(name: str, label: str, off: str, on: str) -> str:
 
 
 def grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[Sequence[Cell], bool]]) -> str:
-    """Return the HTML of a heading and a table. ``columns``: (heading, True if the column holds numbers); ``rows``: (one cell
-    per column, True if the row is the best one)."""
+    """Return the HTML of a heading and a table. ``columns``: (heading, True if the column holds numbers) of each column;
+    ``rows``: (cells, True if the row is highlighted as the best one) of each row."""
     kinds = [' class="number"' if is_number else "" for _, is_number in columns]
     heads = "".join(f"<th{kind}>{html.escape(name)}</th>" for kind, (name, _) in zip(kinds, columns, strict=True))
     lines = []

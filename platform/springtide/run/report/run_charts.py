@@ -1,4 +1,4 @@
-"""The charts of a run: as pictures, and as data for the script of the run's HTML report."""
+"""The charts of a run: as static pictures, and as data from which the script of the run's HTML report draws charts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MARK_CHARACTERS = 200
 
 
 def loss_chart(timeline: Timeline) -> Chart:
-    """Return training loss, smoothed and raw, and held-out loss, against the step."""
+    """Return the chart of training loss (smoothed, and of each step) and held-out loss, by step."""
     steps, bucket = timeline.steps, _bucket(timeline.steps)
     lines = [
         Series("training", smooth(mean(steps["step"], steps["loss"], bucket))),
@@ -33,41 +33,42 @@ def loss_chart(timeline: Timeline) -> Chart:
 
 
 def source_chart(timeline: Timeline) -> Chart:
-    """Return the smoothed training loss of each of the sources with the most tokens, against the step."""
+    """Return the chart of smoothed training loss by step, one line for each of the data sources with the most tokens."""
     lines = [Series(name, smooth(points)) for name, points in _source_losses(timeline)]
     return Chart("Training loss by source", "step", STEP_METRICS["loss"].unit, lines)
 
 
 def forgetting_chart(timeline: Timeline) -> Chart:
-    """Return forgetting: how much the loss on the base run's held-out sets has grown since step 0, against the step."""
+    """Return the chart of forgetting by step: how much the losses on the base run's held-out sets grew since step 0."""
     lines = [Series(name, points) for name, points in _forgotten(timeline)]
     return Chart("Forgetting", "step", "held-out loss since step 0, nats/token", lines)
 
 
 def throughput_chart(timeline: Timeline) -> Chart:
-    """Return tokens per second of all workers, against the step."""
+    """Return the chart of tokens per second of all workers, by step."""
     return _chart(timeline, "Throughput", STEP_METRICS["tokens_per_s"].unit, "tokens/s", "tokens_per_s")
 
 
 def norm_chart(timeline: Timeline) -> Chart:
-    """Return gradient norm before clipping, against the step."""
+    """Return the chart of the gradient norm before clipping, by step."""
     return _chart(timeline, "Gradient norm", "before clipping", "gradient norm", "grad_norm")
 
 
 def rate_chart(timeline: Timeline) -> Chart:
-    """Return learning rate, against the step."""
+    """Return the chart of the learning rate, by step."""
     return _chart(timeline, "Learning rate", "", "learning rate", "learning_rate")
 
 
 def wait_chart(timeline: Timeline) -> Chart:
-    """Return the fraction of each step that the rank with the longest wait waited for data, against the step."""
+    """Return the chart of data waits by step: the share of the step's time that the rank with the longest wait waited."""
     points = thin(timeline.steps["step"], _wait(timeline.steps), _bucket(timeline.steps))
     return Chart("Waiting for data", "step", "part of the step", [Series("slowest rank", points)], from_zero=True)
 
 
 def world_size_chart(timeline: Timeline) -> Chart:
-    """Return the number of workers over wall time: the size of a worker group from its start to its last step, and 0 between
-    two groups. With more than ``_POINTS`` starts, only the smallest and the largest size in each interval of time are drawn."""
+    """Return the chart of the number of workers over wall time: the size of each worker group from its start to its last step,
+    and 0 between two groups. With more than ``_POINTS`` starts, only the smallest and the largest size in each interval of time
+    are drawn."""
     begin, times = timeline.spans()[0], timeline.tries["time_s"]
     points: Points = []
     last, seen = begin, 0
@@ -83,7 +84,7 @@ def world_size_chart(timeline: Timeline) -> Chart:
     sizes = [point for point in points if point[1] > 0]
     restarts = some(sizes[1:-1], _MARKED_RESTARTS)
     if len(sizes) > _POINTS:
-        x, y = np.array(sorted(sizes)).T  # sort by time: events are in the order of writing, and clocks may go back
+        x, y = np.array(sorted(sizes)).T  # sort by time, because a clock that was set back may break the order
         points = thin(x, y, max(1, math.ceil(x[-1] / _POINTS)))
     lines = [Series("workers", points, "step"), Series("restart", restarts, "points")]
     return Chart(
@@ -92,14 +93,14 @@ def world_size_chart(timeline: Timeline) -> Chart:
 
 
 def energy_chart(timeline: Timeline) -> Chart:
-    """Return the energy used up to each step, one line per cause (new steps, repeated steps, between steps); no lines if energy
-    was not measured."""
+    """Return the chart of the energy used up to each step, with one line per use: new steps, repeated steps, and the time
+    between steps. It has no lines if energy was not measured."""
     lines = [Series(name, mean(x, joules, _bucket(timeline.steps))) for name, x, joules in _energy(timeline)]
     return Chart("Energy", "step", "J, since the run began", lines, from_zero=True)
 
 
 def pictures(timeline: Timeline) -> list[Chart]:
-    """Return the charts of the run's HTML report as static charts, for a browser that runs no scripts."""
+    """Return the charts of the run's HTML report as static charts, for browsers that run no scripts."""
     shown = [loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart]
     if source_tokens(timeline.steps):
         shown.insert(1, source_chart)
@@ -111,8 +112,8 @@ def pictures(timeline: Timeline) -> list[Chart]:
 
 
 def curves(timeline: Timeline) -> dict[str, Any]:
-    """Return the charts as plain data for the script of the HTML report, with fewer points than steps. All charts share one
-    axis of steps."""
+    """Return the charts as plain data, which the script of the HTML report draws. They have fewer points than steps, and all
+    charts share one horizontal axis, the step."""
     steps = timeline.steps
     x, bucket = steps["step"], _bucket(steps)
 
@@ -149,7 +150,7 @@ def curves(timeline: Timeline) -> dict[str, Any]:
 
 
 def source_tokens(steps: StepColumns) -> dict[str, int]:
-    """Return name of each source -> tokens trained on, the largest first; empty if no step reports tokens by source."""
+    """Return name of each data source -> tokens trained on, the largest first; empty if no step reports tokens by source."""
     found: collections.Counter[str] = collections.Counter()
     for key, tokens in steps.extra.items():
         if key.startswith(_OF_SOURCE):
@@ -167,7 +168,7 @@ def _bucket(steps: StepColumns) -> int:
 
 
 def _wait(steps: StepColumns) -> np.ndarray:
-    """Return the fraction of each step spent waiting for data; NaN for a step of zero duration, which no real run writes."""
+    """Return the share of each step's time spent waiting for data, 0 to 1; NaN for a damaged step event with zero duration."""
     took = np.where(steps["step_time_s"] > 0, steps["step_time_s"], np.nan)
     return np.minimum(steps["data_wait_s"] / took, 1.0)
 
@@ -193,11 +194,11 @@ def _forgotten(timeline: Timeline) -> list[tuple[str, Points]]:
 
 
 def _energy(timeline: Timeline) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Return (cause, steps, joules used up to each step) of each cause: steps trained for the first time, steps trained again,
-    and the time between steps. Empty if energy was not measured."""
+    """Return (name, steps, joules used up to each step) of each use of energy: steps trained for the first time, steps trained
+    again, and the time between steps. Empty if energy was not measured."""
     tries, steps = timeline.tries, timeline.steps["step"]
     counted = np.where(np.isfinite(tries["energy_j"]), np.maximum(tries["energy_j"], 0.0), 0.0)
-    if not counted.any() or not len(steps):  # after a rollback, no step may be left to draw
+    if not counted.any() or not len(steps):  # not measured, or a rollback has left no step to draw
         return []
     between = np.minimum(np.nan_to_num(np.maximum(tries["energy_between_j"], 0.0), posinf=0.0), counted)
     newest = np.maximum.accumulate(tries["step"])
@@ -209,14 +210,14 @@ def _energy(timeline: Timeline) -> list[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def _flat(name: str, style: str, points: Points) -> dict[str, Any]:
-    """Return a curve as plain data. Values are cut to seven digits, more than a screen shows."""
+    """Return a curve as plain data. Values are rounded to seven digits, more than a screen can show."""
     x, y = ([float(f"{value:.7g}") for value in axis] for axis in zip(*points, strict=True)) if points else ([], [])
     return {"name": name, "style": style, "x": x, "y": y}
 
 
 def _marks(events: Sequence[Event], bucket: int) -> list[list[Any]]:
-    """Return [step, kind, text] of restarts, failures, failed saves and rollbacks, for charts; at most one per bucket (range of
-    steps). Buckets are widened until there are at most ``_MARKS`` marks, so that they cover the whole run."""
+    """Return [step, kind, text] of restarts, failures, failed saves and rollbacks, to mark them in charts. Each bucket (range
+    of steps) gets one mark at most. Buckets are widened until at most ``_MARKS`` of them have a mark."""
     steps = {int(event.step) for event in events if isinstance(event, Started | SaveFailed | RolledBack | Failed)}
     while len({step // bucket for step in steps}) > _MARKS:
         bucket *= 2
@@ -227,7 +228,7 @@ def _marks(events: Sequence[Event], bucket: int) -> list[list[Any]]:
         if not isinstance(event, Started | SaveFailed | RolledBack | Failed):
             continue
         is_restart = isinstance(event, Started)
-        if is_restart and starts == 1:  # the first start is no restart
+        if is_restart and starts == 1:  # the first start of the run is no restart
             continue
         at = int(event.step) // bucket
         if at in found:
@@ -239,17 +240,17 @@ def _marks(events: Sequence[Event], bucket: int) -> list[list[Any]]:
     return [[step, kind, f"{text} (and {more:,} more)" if more else text] for step, kind, text, more in marks]
 
 
-# Curves with fewer points: only the least and the greatest value in every bucket (range of steps), so that no peak is lost.
+# Curves with fewer points. Only the least and the greatest value in every bucket (range of steps) are kept, so no peak is lost.
 
 BUCKETS = 1000
-"""Most buckets (ranges of steps) of a curve: about the width of a page in pixels."""
+"""Most buckets (ranges of steps) of a curve: about one per pixel of the page's width."""
 
 Points = list[tuple[float, float]]
 
 
 def bucket_steps(last_step: float) -> int:
-    """Return the number of steps per bucket of a curve, a power of two: as a run grows, bucket limits stay in place until
-    bucket sizes double.
+    """Return the number of steps per bucket (range of steps that a curve shows by few points). It is a power of two, so that
+    buckets of a growing run keep their limits, until two of them are joined into one.
 
     >>> bucket_steps(1000), bucket_steps(1001), bucket_steps(1_000_000)
     (1, 2, 1024)
@@ -261,11 +262,11 @@ def bucket_steps(last_step: float) -> int:
 
 
 def thin(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
-    """Return the points of a curve that have the least and the greatest value of their bucket of steps.
+    """Return a curve with fewer points: in each bucket (range of steps), those with the least and the greatest value.
 
     Args:
         x: steps, ascending, of shape (T,).
-        y: values of the curve, of the same shape; values that are not finite are left out.
+        y: values of the curve, of the same shape; infinite values and NaN are left out.
         bucket: number of steps per bucket.
     """
     x, y, begins = _buckets(x, y, bucket)
@@ -277,7 +278,7 @@ def thin(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
 
 
 def mean(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
-    """Return one point per bucket of steps: the mean of its values at the mean of its steps. Arguments as for ``thin``."""
+    """Return one point per bucket (range of steps): its mean step and its mean value. Args as for ``thin``."""
     x, y, begins = _buckets(x, y, bucket)
     if not len(x):
         return []
@@ -287,8 +288,8 @@ def mean(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
 
 
 def smooth(points: Sequence[tuple[float, float]], parts: int = 50) -> list[tuple[float, float]]:
-    """Return the moving average of a curve over a window of 1/``parts`` of its length; centered, so that it does not lag. NaN
-    is ignored."""
+    """Return the moving average of a curve over a window of 1/``parts`` of its points. The window is centered, so that the
+    average does not lag behind. NaN is ignored."""
     values = np.array([y for _, y in points])
     known = np.isfinite(values)
     reach = len(values) // parts // 2
@@ -299,14 +300,14 @@ def smooth(points: Sequence[tuple[float, float]], parts: int = 50) -> list[tuple
 
 
 def some(items: Sequence[tuple[float, float]], most: int) -> Points:
-    """Return at most ``most`` items, evenly spaced; the last item is always included."""
+    """Return at most ``most`` of the items, at even distances; the last item is always one of them."""
     every = -(-len(items) // most) or 1
     return list(items[::-1][::every][::-1])
 
 
 def _buckets(x: np.ndarray, y: np.ndarray, bucket: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return x and y of a curve's finite points, and the index of the first point in each bucket of steps."""
-    known = np.abs(y) < 1e300  # so that sums over a bucket of steps stay finite; also False for NaN
+    """Return x and y of a curve without infinite values and NaN, and the index of the first point of each bucket of steps."""
+    known = np.abs(y) < 1e300  # False for NaN, and for values so large that the sum over a bucket would be infinite
     if not known.all():
         x, y = x[known], y[known]
     if not len(x):

@@ -1,4 +1,4 @@
-"""The report of a run: one self-contained HTML page, and a picture for a README."""
+"""The HTML report of a run: one self-contained page; and its main charts as a picture, for a README or a notebook."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from springtide.tracking.run_state import run_state
 from springtide.tracking.timeline import StepColumns, Timeline
 
 _ROWS, _SAMPLES, _SAMPLE_CHARACTERS = 200, 10, 2000
-"""Limits of the page: rows of a table, generated sample texts, and characters of one sample."""
+"""Limits of the page: number of rows of a table, number of generated texts, and characters of one such text."""
 _CELL_CHARACTERS = 500
 _UNITS = {"spent": "worker-seconds", "energy_kwh": "energy, kWh"}
-"""Field of the ledger (time and cost by kind) -> heading of its column, where the heading is not the field's name."""
+"""Field of the ledger (time and cost by kind) -> heading of its column. All other columns have the field's name as heading."""
 _JOULES = 3.6e6
 """Joules in a kilowatt-hour."""
 _LAST = 20
-"""A run's loss is given as the mean over the last 1/20 of its steps, because losses of single steps are noisy."""
+"""The page gives a run's loss as the mean over the last 1/20 of its steps, because losses of single steps are noisy."""
 
 
 class RunFacts(NamedTuple):
-    """Facts on a run's page that are not in its journal."""
+    """Facts that a run's page shows and that are not in its journal."""
 
     config_yaml: str = ""
-    """The resolved config."""
+    """All settings of the run, as YAML."""
     about: Sequence[tuple[str, Cell]] = ()
-    """(label, text or link) of rows in the table at the top of the page."""
+    """(label, text or link) of each row to add to the table at the top of the page."""
     links: Mapping[str, str] = {}
-    """Label -> URL or path of files and pages that belong to the run."""
+    """Label -> URL or path of each file or page to link, such as the dataset."""
     checkpoints: Sequence[str] = ()
     """Names of the committed checkpoints, oldest first."""
     prices: Prices = Prices()
@@ -69,7 +69,7 @@ def render(run_id: str, timeline: Timeline, facts: RunFacts = RunFacts()) -> str
 
 
 def parts(timeline: Timeline, facts: RunFacts) -> dict[str, str]:
-    """Return name -> HTML of each section of the page, without the charts."""
+    """Return name -> HTML of each section of the page, except the charts."""
     events, steps = timeline.events, timeline.steps
     config = f"<details><summary>The resolved config</summary><pre>{html.escape(facts.config_yaml)}</pre></details>"
     return {
@@ -92,7 +92,7 @@ def charts(timeline: Timeline) -> str:
 
 
 def handle(run_id: str, timeline: Timeline) -> str:
-    """Return the HTML that a notebook shows for a run: name, state and charts. Names and errors in it are escaped."""
+    """Return the HTML that a notebook shows for a run: name, state and charts. Special characters in texts are escaped."""
     steps, state = timeline.steps, run_state(timeline.events).describe()
     at = f", step {int(steps['step'][-1]):,}" if len(steps) and " at step " not in state else ""
     said = printable(f"<p><b>{html.escape(run_id)}</b>: {html.escape(state + at)}</p>")
@@ -144,7 +144,7 @@ def figures(timeline: Timeline) -> list[tuple[str, str, str]]:
 
 
 def _duration(seconds: float) -> str:
-    """Return a duration as text, in the largest unit in which it is at least 2."""
+    """Return a duration as text in a suitable unit: 7200 s as "2.0 hours", 90 s as "90.0 s"."""
     sizes = ((86_400, "days"), (3600, "hours"), (60, "min"))
     size, unit = next(((size, unit) for size, unit in sizes if seconds >= 2 * size), (1, "s"))
     return f"{seconds / size:,.1f} {unit}"
@@ -161,10 +161,10 @@ def _median(values: np.ndarray) -> float:
 
 
 def _about(timeline: Timeline, facts: RunFacts) -> str:
-    """Return the table at the top of the page: state, model, hardware, and the rows of ``facts.about``."""
+    """Return the HTML table at the top of the page: state, model, hardware, and the rows in ``facts.about``."""
     events, state = timeline.events, run_state(timeline.events)
     said = state.describe()
-    if state.known != state.word:  # the events do not show whether the driver is alive
+    if state.known != state.word:  # the run seems to train, but the journal does not show whether its driver is alive
         word = "training" if len(timeline.steps) else state.word
         said = f"{word}, as of its last event, {_clock(timeline.spans()[1])} UTC"
     rows: list[tuple[str, Cell]] = [("state", _cut(said))] if events else []
@@ -198,8 +198,8 @@ def _evaluations(events: Sequence[Event]) -> str:
 
 
 def _forgetting(events: Sequence[Event]) -> str:
-    """Return the HTML table of forgetting: how much the loss on the base run's held-out sets has grown. Empty without such
-    sets."""
+    """Return the HTML table of forgetting: how much the loss on the held-out sets of the base run has grown. Empty if there are
+    no such sets."""
     compared = [event for event in events if isinstance(event, Evaluated) and event.forgetting]
     if not compared:
         return ""
@@ -217,8 +217,8 @@ def _forgetting(events: Sequence[Event]) -> str:
 
 
 def _sources(steps: StepColumns) -> str:
-    """Return the HTML table of the data sources with tokens and losses; empty without sources. Losses are averaged over the
-    last tenth of the steps, weighted by tokens."""
+    """Return the HTML table of the data sources with their tokens and losses; empty without sources. A loss is the mean over
+    the last tenth of the steps, weighted by tokens."""
     columns = [("source", False), ("loss", True), ("tokens", True), ("share", True), ("times read", True)]
     tokens, late = source_tokens(steps), slice(-(-len(steps) * 9 // 10) - 1, None)
     rows = []
@@ -235,8 +235,8 @@ def _sources(steps: StepColumns) -> str:
 
 
 def _ledger(book: Ledger) -> str:
-    """Return two HTML tables: the run's time by kind (such as productive), with cost and energy if the ledger has them; and the
-    restarts."""
+    """Return the HTML of two tables: the run's time by kind (such as productive), with cost and energy if they are known; and
+    the restarts."""
     amounts = {
         field.name: value
         for field in dataclasses.fields(book)
@@ -276,7 +276,7 @@ def _ledger(book: Ledger) -> str:
 
 
 def _heading(name: str) -> str:
-    """Return the name of a ledger field as a column heading, with its unit."""
+    """Return the column heading of a ledger field, such as "gap [s]" for ``gap_s``."""
     return f"{name.removesuffix('_s').replace('_', ' ')} [s]" if name.endswith("_s") else name.replace("_", " ")
 
 
@@ -285,7 +285,7 @@ def _amount(value: Any) -> str:
 
 
 def _checkpoints(events: Sequence[Event], kept: Sequence[str]) -> str:
-    """Return the HTML table of checkpoints, newest first. ``kept``: names of the committed checkpoints that still exist."""
+    """Return the HTML table of checkpoints, newest first. ``kept``: names of the checkpoints that were not deleted since."""
     saves = {event.name: event for event in events if isinstance(event, Saved)}
     names = list(dict.fromkeys([*kept[::-1], *reversed(saves)]))
     if not names:

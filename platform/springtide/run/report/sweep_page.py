@@ -1,5 +1,5 @@
-"""The HTML page of a sweep: its best point (values of the searched settings), all trials, which settings mattered, and the
-cost."""
+"""The HTML page of a sweep (hyperparameter search): best point (values of the searched settings), all trials, importance of
+each setting, and costs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from springtide.tune.space import Point, Range, Sweep
 from springtide.tune.trial import TrialOutcome
 
 _STATUSES = ("finished", "stopped", "failed", "waiting")
-_WIDE = 960.0  # pixels
+_WIDE = 960.0  # width of the page's charts in pixels
 _GAP = 0.08
-"""Least distance between two ticks of an axis, as a fraction of its length."""
+"""Least distance between two ticks of an axis, as a fraction of the axis, so that labels do not overlap."""
 _WORDS = {"min": "least", "max": "greatest"}
 _NO_PAGES: Mapping[int, str] = {}
 _HEADINGS = (
@@ -36,8 +36,8 @@ def render(
     importance: Mapping[str, float],
     pages: Mapping[int, str] = _NO_PAGES,
 ) -> str:
-    """Return the HTML page of a sweep. ``importance``: searched setting -> its share of the objective's variance, from 0 to 1;
-    empty if unknown. ``pages``: number of a trial -> path of its page, relative to this one."""
+    """Return the HTML page of a sweep. ``importance``: searched setting -> its share of the variance of the objective, from 0
+    to 1; empty if unknown. ``pages``: number of a trial -> path of the trial's page, relative to the sweep's page."""
     sections = [f"<p>{html.escape(_searched(sweep))}</p>", cards(figures(sweep, verdict))]
     if verdict.best is not None:
         sections.append(table(f"The best, {verdict.best.name}", _shown(verdict.best.point)))
@@ -105,7 +105,7 @@ def figures(sweep: Sweep, verdict: SweepResult) -> list[tuple[str, str, str]]:
 
 
 def points_chart(sweep: Sweep, verdict: SweepResult) -> Parallel:
-    """Return the parallel-coordinates chart of all trials: one axis per searched setting, the last axis for the objective."""
+    """Return the parallel-coordinates chart of all trials: an axis for each searched setting, and one for the objective."""
     values = {one.number: one.value for one in verdict.outcomes if math.isfinite(one.value)}
     low, high = fences(list(values.values())) if values else (0.0, 0.0)
     shades, apart = _shades(sweep, values), _apart(sweep, verdict.outcomes)
@@ -127,7 +127,7 @@ def points_chart(sweep: Sweep, verdict: SweepResult) -> Parallel:
 
 
 def curves_chart(sweep: Sweep, verdict: SweepResult) -> Strands:
-    """Return the chart of each trial's objective at its evaluations (rungs), against the tokens it was trained on."""
+    """Return the learning curves: each trial's objective at its evaluations (rungs), by the tokens trained on."""
     values = {one.number: one.value for one in verdict.outcomes if math.isfinite(one.value)}
     every = [rung.value for one in verdict.outcomes for rung in one.rungs if math.isfinite(rung.value)]
     shades = _shades(sweep, values)
@@ -141,13 +141,13 @@ def curves_chart(sweep: Sweep, verdict: SweepResult) -> Strands:
 
 
 def _scales(curves: Strands) -> list[Strands]:
-    """Return the chart ``curves``, and, if all its values are positive, the same chart with a logarithmic axis."""
+    """Return the chart ``curves``. If all its values are positive, also return a copy of it with a logarithmic axis."""
     positive = all(value > 0 for strand in curves.strands for _, value in strand.points)
     return [curves, dataclasses.replace(curves, is_log=True)] if curves.strands and positive else [curves]
 
 
 def importance_chart(importance: Mapping[str, float]) -> Bars:
-    """Return a bar chart: each searched setting's share of the objective's variance, the greatest on top."""
+    """Return a bar chart of each searched setting's share of the variance of the objective, the largest on top."""
     ranked = sorted(importance.items(), key=lambda each: -each[1])
     return Bars(
         "Which field mattered", "% of the objective's variance", [(field, 100 * share) for field, share in ranked]
@@ -155,7 +155,7 @@ def importance_chart(importance: Mapping[str, float]) -> Bars:
 
 
 def cost_chart(verdict: SweepResult, title: str, unit: str, amounts: Mapping[int, float]) -> Columns:
-    """Return a chart with the cost of each trial, grouped by the trials' status."""
+    """Return a bar chart with the cost of each trial, colored by the trial's status (such as finished)."""
     groups = [
         (
             status,
@@ -190,22 +190,22 @@ def _strand(
 
 
 def _shades(sweep: Sweep, values: Mapping[int, float]) -> dict[int, float]:
-    """Return trial number -> shade from 0, the worst, to 1, the best. Shades go by rank: one outlier would otherwise push all
-    other trials into nearly one color."""
+    """Return trial number -> shade (color) from 0, the worst trial, to 1, the best. A shade depends on the trial's rank. If it
+    depended on the value, one outlier would give all other trials nearly one color."""
     ranked = sorted(values, key=lambda number: sweep.promise(values[number]))
     return {number: at / max(1, len(ranked) - 1) for at, number in enumerate(ranked)}
 
 
 def _apart(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[int, float]:
-    """Return trial number -> vertical offset of its line on the axis of a setting with few choices, the best trial on top.
-    Without the offset, lines of trials with the same choice would overlap."""
+    """Return trial number -> vertical offset of the trial's line on the axis of a setting with few choices, the best trial on
+    top. Without offsets, lines of trials with the same choice would hide each other."""
     ranked = sorted(outcomes, key=lambda one: _promise(sweep, one))
     return {one.number: 0.5 * (at / max(1, len(ranked) - 1) - 0.5) for at, one in enumerate(ranked)}
 
 
 def _value_ticks(low: float, high: float, values: Sequence[float]) -> Ticks:
-    """Return ticks of the objective's axis at round values from ``low`` to ``high``. An end tick shows ≤ or ≥ if some values
-    lie beyond it."""
+    """Return ticks of the objective's axis at round values from ``low`` to ``high``. If values lie outside, the tick at that
+    end shows ≤ or ≥."""
     if not values:
         return []
     if low == high:
@@ -218,7 +218,7 @@ def _value_ticks(low: float, high: float, values: Sequence[float]) -> Ticks:
 
 
 def _names(sweep: Sweep) -> dict[str, str]:
-    """Return setting -> short name: the part after the last dot, or the whole name if two settings have the same last part."""
+    """Return setting -> short name: the part after the last dot, or the whole name if that part is not unique."""
     last = {one.field: one.field.rpartition(".")[2] for one in sweep.space}
     counts = Counter(last.values())
     return {field: name if counts[name] == 1 else field for field, name in last.items()}
