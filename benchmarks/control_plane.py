@@ -46,7 +46,7 @@ def waiting(nodes: int, wait_s: float) -> dict[str, Any]:
     from ray.train import ScalingConfig
 
     from springtide.elastic.allocation import WorkerShare
-    from springtide.elastic.limits import MemoryLimits
+    from springtide.elastic.group_sizes import MemoryLimits
     from springtide.elastic.policy import Bounds
     from springtide.ray.cluster import nodes as cluster
     from springtide.ray.train.job import TrainJob

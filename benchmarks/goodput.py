@@ -22,10 +22,9 @@ from pathlib import Path
 
 import claims
 
-from springtide.elastic.failures import FailureRates, poisson_failures
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, checkpoint_restart, simulate, tuned_checkpoint_restart
-from springtide.elastic.traces import Trace, larger
+from springtide.elastic.traces import FailureRates, Trace, larger, poisson_failures
 from springtide.planning.simulation import RESTART_S, SAVES_S, read_trace, simulate_deadline
 from springtide.tracking.ledger import Prices
 

@@ -39,7 +39,7 @@ from springtide.ray.cluster.local import LocalCluster
 from springtide.ray.data import feed as feeds
 from springtide.storage import Folder
 from springtide.stream import RankReader, check, open_data
-from springtide.stream.sample_ids import corpus_and_row
+from springtide.stream.chain import corpus_and_row
 
 ROOT = Path(__file__).parent.parent
 LENGTH, ROWS, GROUP_ROWS, BATCH = 64, 65_536, 64, 64

@@ -24,6 +24,7 @@ NEW_NAMES = {
     "springtide.corpus.patterns": "springtide.corpus.tokenizer",
     "springtide.dist": "springtide.distributed",
     "springtide.elastic.checkpoint_only": "springtide.elastic.simulate",
+    "springtide.elastic.failures": "springtide.elastic.traces",
     "springtide.generation": "springtide.eval",
     "springtide.interop": "springtide.hf",
     "springtide.objective": "springtide.model.objective",

@@ -92,7 +92,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("corpus/hub.py",),
     "lingua": ("corpus/cleaning.py",),
     "jinja2": ("corpus/template_child.py",),
-    "optuna": ("tune/study.py",),
+    "optuna": ("tune/search.py",),
     "torchao": ("distributed/float8.py",),
 }
 """Package -> the files that may import it."""

@@ -18,7 +18,7 @@ from springtide.config.steps import StepsDone
 from springtide.events import Evaluated, StepDone
 from springtide.run.folder import open_run
 from springtide.stream import digest, open_data
-from springtide.stream.sample_ids import corpus_and_row
+from springtide.stream.chain import corpus_and_row
 
 pytestmark = pytest.mark.distributed
 WEIGHTS = {"web": 2, "wiki": 1, "code": 3}

@@ -17,7 +17,7 @@ from springtide.config.recipes import grow
 from springtide.errors import ConfigError
 from springtide.events import Evaluated, Started, StepDone
 from springtide.model import build
-from springtide.run.start_from import remarks_on
+from springtide.run.find import remarks_on
 from springtide.storage import Folder
 from springtide.stream import Data, open_data
 from springtide.training.start_check import check_adapter, check_tensors

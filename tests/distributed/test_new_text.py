@@ -21,7 +21,7 @@ from springtide.events import StepDone
 from springtide.run.find import check_taken_up, find_run
 from springtide.run.folder import Run
 from springtide.stream import open_data
-from springtide.stream.sample_ids import corpus_and_row
+from springtide.stream.chain import corpus_and_row
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

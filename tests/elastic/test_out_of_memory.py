@@ -9,7 +9,7 @@ from ray.train import FailureConfig, WorkerGroupError
 from ray.train.v2._internal.execution.failure_handling.failure_policy import FailureDecision
 
 from springtide.config import Config
-from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.group_sizes import MemoryLimits
 from springtide.ray.train.failure_policy import SpringtideFailurePolicy, is_out_of_memory
 from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import open_mailbox

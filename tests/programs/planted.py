@@ -210,9 +210,9 @@ def step_of_a_newer_checkpoint() -> Plant:
 )
 def spike_skips_the_trunk() -> Plant:
     """A spike in the first steps of a branch skipped steps of its trunk."""
-    from springtide.training import rollback
+    from springtide.training import group_lease
 
-    return patch(rollback, "branch", types.SimpleNamespace(first_step=lambda config: 0))
+    return patch(group_lease, "branch", types.SimpleNamespace(first_step=lambda config: 0))
 
 
 @fixed(

@@ -12,7 +12,7 @@ from springtide.checkpoint.retention import hold, release
 from springtide.config import Config
 from springtide.dataset import Progress, in_process, silent
 from springtide.errors import ConfigError, DamagedFile, explain
-from springtide.run.labeller import Labeller, open_labeller
+from springtide.run.text import Labeller, open_labeller
 from springtide.shards import LABELS, LabelLayout, Labels, Manifest, id_type, load_labels, load_manifest, write_labels
 from springtide.storage import Folder
 from springtide.training.label import LabelJob, label_group

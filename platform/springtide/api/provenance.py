@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from springtide import config as configs
 from springtide.api.resolve import ResolvedRun
 from springtide.errors import redacted
+from springtide.run.find import lineage
 from springtide.run.origin import Origin
-from springtide.run.start_from import lineage
 from springtide.shards.manifest import HELDOUT, TRAIN
 from springtide.tracking.mlflow_sink import TrackedDataset
 

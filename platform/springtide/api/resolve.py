@@ -37,9 +37,8 @@ from springtide.planning.estimate import (
     gigabytes,
     least_workers,
 )
-from springtide.run.find import check_taken_up, find_run
+from springtide.run.find import check_taken_up, find_run, remarks_on
 from springtide.run.folder import Run
-from springtide.run.start_from import remarks_on
 from springtide.shards import TRAIN
 from springtide.storage import Folder
 from springtide.stream import Data, open_data

@@ -302,7 +302,7 @@ class SweepDriver:
     def _write(self, verdict: SweepResult) -> None:
         """Write the sweep's result (``result.json``), its HTML page, and the config of the best trial."""
         from springtide.run.report.sweep_page import render
-        from springtide.tune.study import importance
+        from springtide.tune.search import importance
 
         self.folder.write_result(verdict)
         mattered = importance(self.table, [one for one in verdict.outcomes if one.repeats < 0])

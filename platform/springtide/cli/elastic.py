@@ -227,8 +227,8 @@ def _estimate(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from springtide.elastic.failures import FailureRates
     from springtide.elastic.simulate import Costs
+    from springtide.elastic.traces import FailureRates
     from springtide.planning.simulation import simulate_failures, simulate_trace
 
     costs = Costs(

@@ -34,7 +34,7 @@ from springtide.corpus import (
     open_tokenizer,
     tokenizer_file,
 )
-from springtide.dataset.apart import ApartFrom, names, open_apart
+from springtide.dataset.apart import SIGNATURES, ApartFrom, names, open_apart
 from springtide.dataset.chats import check_chats, check_pairs, only_chats, templates
 from springtide.dataset.lost_records import check_lost
 from springtide.dataset.near import bands, find_sharing
@@ -56,7 +56,6 @@ from springtide.dataset.plan_files import Planned, read_plan, write_plan
 from springtide.dataset.repeats import buckets, find_repeats
 from springtide.dataset.sealing import SealJob, read_records, seal_shards, statistics
 from springtide.dataset.segments import Segment, merge, merges
-from springtide.dataset.signatures import SIGNATURES
 from springtide.errors import ConfigError, CorpusError, explain, redacted
 from springtide.shards import (
     CHAT_TEMPLATE,

@@ -12,12 +12,12 @@ import numpy as np
 
 from springtide.config.data import ShardsConfig
 from springtide.corpus import BANDS, Tokenizer
+from springtide.dataset.apart import write_signatures
 from springtide.dataset.columns import ColumnFile
 from springtide.dataset.parts import EXAMPLE_CHARACTERS, EXAMPLES, open_work_tokenizer
 from springtide.dataset.plan import Documents, Drop, Plan, ShardPlan
 from springtide.dataset.plan_files import read_bundle
 from springtide.dataset.segments import Segment
-from springtide.dataset.signatures import write_signatures
 from springtide.shards import HELDOUT, Shard, ids_of, is_predicted, masked, memory_type, write_shard
 from springtide.storage import Folder
 

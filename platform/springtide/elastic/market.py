@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from springtide.elastic.evenness import speed
+from springtide.elastic.group_sizes import speed
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import SOON_S, Costs, Simulation
 from springtide.elastic.traces import Trace

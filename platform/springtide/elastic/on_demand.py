@@ -17,8 +17,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from springtide.elastic.evenness import speed
 from springtide.elastic.forecast import RestartForecast
+from springtide.elastic.group_sizes import speed
 from springtide.elastic.market import Deadline, Rented, Rule, uniform_progress
 from springtide.elastic.policy import Bounds
 

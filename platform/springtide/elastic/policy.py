@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from springtide.elastic.evenness import most_lanes, speed
 from springtide.elastic.forecast import ASSUMED_LOSS_S, RestartForecast, mean_time_to_loss
+from springtide.elastic.group_sizes import most_lanes, speed
 from springtide.elastic.node_table import Node as Node  # re-export: callers of `decide` import Node from here
 from springtide.elastic.node_table import NodeTable
 

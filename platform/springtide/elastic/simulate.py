@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from springtide.elastic.copies import place, replicas_lost
-from springtide.elastic.evenness import evenness, most_lanes
 from springtide.elastic.forecast import STEPS_TO_LEAVE, RestartForecast
+from springtide.elastic.group_sizes import evenness, most_lanes
 from springtide.elastic.node_table import Node, NodeTable
 from springtide.elastic.policy import (
     Bounds,

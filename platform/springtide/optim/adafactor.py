@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from springtide.checkpoint.tensors import local
-from springtide.optim.muon import sharded_over
+from springtide.optim.adam import sharded_over
 
 _DECAY = 0.8
 """At each step second moments are multiplied by 1 - step ** -_DECAY."""

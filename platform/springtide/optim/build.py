@@ -17,9 +17,8 @@ from springtide.distributed.offload import weights_on
 from springtide.errors import ConfigError, TrainingFailed, explain, look_up
 from springtide.model import Decoder
 from springtide.optim.adafactor import Adafactor
-from springtide.optim.adamw import ShardAdamW
+from springtide.optim.adam import Lamb, ShardAdamW
 from springtide.optim.average import keep_average
-from springtide.optim.lamb import Lamb
 from springtide.optim.muon import Muon
 from springtide.optim.parameter_groups import group_of
 from springtide.optim.small_moments import SmallMomentsAdamW

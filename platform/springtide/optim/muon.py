@@ -18,10 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from springtide.checkpoint.tensors import local
-from springtide.optim.adamw import ShardAdamW
+from springtide.optim.adam import ShardAdamW, sharded_over
 
 _MOMENTUM = 0.95
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -99,16 +98,6 @@ def _each_does_one(shards: list[Tensor], shape: torch.Size, size: int, rank: int
     back = shards[0].new_empty(sum(mine))
     dist.all_to_all_single(back, whole, mine, parts, group=group)
     return [part.view_as(shards[0]) for part in back.split(held[rank])] if held[rank] else shards
-
-
-def sharded_over(parameter: Tensor) -> tuple[int, int, Any]:
-    """Return the number of ranks that hold shards of a parameter, this rank's index among them, and their process group."""
-    if isinstance(parameter, DTensor):
-        for axis, placement in enumerate(parameter.placements):
-            if placement.is_shard():
-                mesh = parameter.device_mesh
-                return mesh.size(axis), mesh.get_local_rank(axis), mesh.get_group(axis)
-    return 1, 0, None
 
 
 def orthogonalized(matrix_MN: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from springtide.config import Config
 from springtide.config.cluster_file import NodeType
 from springtide.config.engine import ModelConfig, OptimConfig
-from springtide.elastic.evenness import most_lanes
+from springtide.elastic.group_sizes import most_lanes
 
 _VOCAB_MULTIPLE = 64
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}

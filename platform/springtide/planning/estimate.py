@@ -10,7 +10,7 @@ from typing import Any
 from springtide import config as configs
 from springtide.config import Config
 from springtide.config.code import BESIDE_THE_MODEL
-from springtide.elastic.evenness import LaneEvenness, lane_evenness, more_even
+from springtide.elastic.group_sizes import LaneEvenness, lane_evenness, more_even
 from springtide.errors import ConfigError, explain
 from springtide.planning.device_memory import USABLE_SHARE
 

@@ -17,7 +17,7 @@ from springtide.config import Config, difference
 from springtide.config.cluster_file import ClusterFile, NodeType, parse_cluster
 from springtide.config.devices import figures_of, known_devices
 from springtide.config.input_paths import find_input
-from springtide.elastic.evenness import evenness
+from springtide.elastic.group_sizes import evenness
 from springtide.errors import ConfigError, explain
 from springtide.planning.arithmetic import (
     ASSUMED_EFFICIENCY,

@@ -8,8 +8,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from springtide.elastic.evenness import speed
-from springtide.elastic.failures import FailureRates, poisson_failures
+from springtide.elastic.group_sizes import speed
 from springtide.elastic.market import (
     Deadline,
     MarketOutcome,
@@ -29,7 +28,7 @@ from springtide.elastic.simulate import (
     simulate,
     tuned_checkpoint_restart,
 )
-from springtide.elastic.traces import Trace, larger, read
+from springtide.elastic.traces import FailureRates, Trace, larger, poisson_failures, read
 from springtide.errors import ConfigError, explain
 from springtide.tracking.ledger import Prices
 
@@ -188,7 +187,7 @@ def simulate_failures(
 
     Examples:
         >>> from springtide.planning.simulation import simulate_failures
-        >>> from springtide.elastic.failures import FailureRates
+        >>> from springtide.elastic.traces import FailureRates
         >>> found = simulate_failures(nodes=128, days=7, rates=FailureRates(mttf_s=7.9 * 3600))
         >>> found.springtide.restarts > 0, found.springtide.of_ideal > 0.99
         (True, True)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from springtide.config import Config
 from springtide.config.cluster_file import NodeType
-from springtide.elastic.evenness import evenness
 from springtide.elastic.forecast import ASSUMED_LOSS_S, young_daly_interval
+from springtide.elastic.group_sizes import evenness
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, simulate
 from springtide.elastic.traces import Trace, larger

@@ -22,8 +22,8 @@ from springtide.hf import (
     with_adapter,
     write_checkpoint,
 )
+from springtide.run.find import lineage
 from springtide.run.folder import Run
-from springtide.run.start_from import lineage
 from springtide.shards import CHAT_TEMPLATE, TOKENIZER, load_manifest
 from springtide.storage import Folder
 

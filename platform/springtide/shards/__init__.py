@@ -26,10 +26,9 @@ from springtide.shards.manifest import (
     write_manifest,
 )
 from springtide.shards.packing import best_fit, shuffle_rows
-from springtide.shards.read import SplitReader, check_shard
 from springtide.shards.row_group_index import ROW_GROUPS
+from springtide.shards.shard_file import SplitReader, check_shard, write_shard
 from springtide.shards.shard_table import Rows, Shard, ShardTable
-from springtide.shards.write import write_shard
 
 __all__ = [
     "CHAT_TEMPLATE",

@@ -12,7 +12,7 @@ from springtide.config.data import WHOLE, DataConfig
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.shards import HELDOUT, TRAIN, Labels, Manifest, check_labels, load_labels, load_manifest
 from springtide.storage import Cache, Folder
-from springtide.stream.sample_ids import MOST_CORPORA
+from springtide.stream.chain import MOST_CORPORA
 
 _OPENED_AT_ONCE = 16
 """Number of manifests that are opened in parallel, because an object store takes some 10 to 100 ms per request."""

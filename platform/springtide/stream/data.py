@@ -18,10 +18,10 @@ from springtide.config.steps import OrderStep, StepsDone
 from springtide.errors import ConfigError, CorruptShard, explain
 from springtide.shards import HELDOUT, TRAIN, Columns, LabelReader, Labels, Manifest, SplitReader
 from springtide.storage import Cache, Folder
+from springtide.stream.chain import corpus_and_row, join
 from springtide.stream.corpora import Corpus, by_dataset, leaks, open_corpora, open_labels
 from springtide.stream.mixture import MixtureSchedule, WeightTable
 from springtide.stream.order import Order
-from springtide.stream.sample_ids import corpus_and_row, join
 
 _FEW_EPOCHS = 4
 """Up to this many epochs, repeated text is nearly as good as new text (Muennighoff et al., "Scaling data-constrained language

@@ -36,9 +36,9 @@ import numpy as np
 from springtide.config import steps
 from springtide.config.data import Ramp
 from springtide.config.steps import OrderStep, StepsDone
+from springtide.stream.chain import join
 from springtide.stream.corpus_order import CorpusOrders
 from springtide.stream.mixture import MixtureSchedule, WeightTable
-from springtide.stream.sample_ids import join
 
 _ARITHMETIC = 2
 """Version of the order's arithmetic, part of the order's identity. Increase it with any change that gives a step other rows:

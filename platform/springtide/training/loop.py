@@ -39,12 +39,11 @@ from springtide.storage import Folder
 from springtide.stream import Batch, Data, RankReader, check
 from springtide.training.device import choose_kernels, peak_memory, to_device
 from springtide.training.group_context import GroupContext
-from springtide.training.group_lease import GroupLease
+from springtide.training.group_lease import GroupLease, go_back, without_suspects
 from springtide.training.losses import LossOptions, largest_micro_batch, micro_batches
 from springtide.training.part import DoneStep, Part, StepResult, Verdict, Work
 from springtide.training.parts import parts_of
 from springtide.training.requests import Requests
-from springtide.training.rollback import go_back, without_suspects
 from springtide.training.seeds import lane_seeds, seed_of
 from springtide.training.start_check import check_adapter
 from springtide.training.state import ModelFigures, TrainState, initialize_adapter, rate_after

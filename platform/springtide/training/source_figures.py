@@ -11,7 +11,7 @@ import torch
 from springtide.checkpoint.restore import Restored
 from springtide.config.steps import StepsDone, one_more
 from springtide.stream import Data
-from springtide.stream.sample_ids import corpus_and_row
+from springtide.stream.chain import corpus_and_row
 from springtide.training.message import StepMessage
 from springtide.training.part import Part, Share, StepResult, Work
 

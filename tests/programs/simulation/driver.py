@@ -27,8 +27,8 @@ from springtide.checkpoint import snapshots as from_snapshots
 from springtide.checkpoint.snapshot_commit import to_commit
 from springtide.config import Config, files, fingerprint
 from springtide.elastic import GroupRequest
+from springtide.elastic.group_sizes import MemoryLimits
 from springtide.elastic.health import Health
-from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds
 from springtide.errors import StoppedWaiting
 from springtide.ray._ray_private import FailureDecision, WorkerGroupStartupFailedError

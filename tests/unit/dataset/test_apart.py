@@ -16,7 +16,7 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.corpus.near_duplicates import SHINGLE, shingles
 from springtide.dataset import open_dataset
-from springtide.dataset.signatures import read_shingles
+from springtide.dataset.apart import read_shingles
 from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader
 from springtide.storage import Folder

@@ -16,8 +16,8 @@ from prepared import contents, prepare, small, write_corpus
 from springtide.config import Config
 from springtide.corpus import BANDS, open_source, sources
 from springtide.dataset import make, open_dataset, plan_files, sealing, segments
+from springtide.dataset.apart import read_bands
 from springtide.dataset.columns import ColumnFile, Layout, in_order, sizes
-from springtide.dataset.signatures import read_bands
 from springtide.errors import DamagedFile
 from springtide.shards import SplitReader
 from springtide.storage import Folder

@@ -17,7 +17,7 @@ from springtide.dataset import open_dataset
 from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, ids_of
 from springtide.stream import open_data
-from springtide.stream.sample_ids import corpus_and_row
+from springtide.stream.chain import corpus_and_row
 
 SIZES = {"web": 90, "wiki": 40, "code": 20}
 LETTERS = {"web": "abcdefgh", "wiki": "ijklmnop", "code": "qrstuvwxyz"}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from springtide.elastic.evenness import evenness, lane_evenness, more_even, most_lanes, speed
 from springtide.elastic.forecast import RestartForecast
+from springtide.elastic.group_sizes import evenness, lane_evenness, more_even, most_lanes, speed
 from springtide.elastic.policy import Bounds, Decision, Leave, Node, PolicyState, Stay, WorkerGroup, decide
 
 HOUR = 3600.0

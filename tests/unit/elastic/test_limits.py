@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.group_sizes import MemoryLimits
 
 
 def test_what_is_too_much_for_a_group_is_too_much_for_smaller_ones_and_for_no_larger_one() -> None:

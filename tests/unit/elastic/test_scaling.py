@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from springtide.elastic.allocation import ResourceRequest
-from springtide.elastic.limits import speeds, useful
+from springtide.elastic.group_sizes import speeds, useful
 
 
 def test_a_size_at_which_the_last_worker_did_little_is_too_large() -> None:

@@ -12,10 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from springtide.elastic.copies import place
-from springtide.elastic.failures import FailureRates, poisson_failures
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, SimulationResult, checkpoint_restart, simulate, tuned_checkpoint_restart
-from springtide.elastic.traces import Change, Trace, larger, of_nodes, of_numbers, read, smaller
+from springtide.elastic.traces import (
+    Change,
+    FailureRates,
+    Trace,
+    larger,
+    of_nodes,
+    of_numbers,
+    poisson_failures,
+    read,
+    smaller,
+)
 from springtide.errors import ConfigError
 
 HOUR = 3600.0

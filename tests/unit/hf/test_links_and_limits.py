@@ -19,7 +19,7 @@ from springtide.eval.text_model import open_export
 from springtide.hf import safetensors_header
 from springtide.run.exchange import export_model, import_model
 from springtide.run.folder import Run
-from springtide.run.labeller import open_labeller
+from springtide.run.text import open_labeller
 from springtide.shards import CHAT_TEMPLATE, TOKENIZER, load_manifest
 from springtide.storage import Folder
 

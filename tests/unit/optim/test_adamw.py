@@ -17,7 +17,7 @@ from springtide.config import Config
 from springtide.distributed import World
 from springtide.distributed.fsdp import parallelize
 from springtide.model import skeleton
-from springtide.optim.adamw import ShardAdamW
+from springtide.optim.adam import ShardAdamW
 
 TINY = configs.recipes.tiny()
 

@@ -16,7 +16,7 @@ from ray.train.v2._internal.execution.failure_handling.failure_policy import Fai
 from springtide import config as configs
 from springtide.distributed import CollectiveError, CutOff
 from springtide.elastic.forecast import RestartForecast
-from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.group_sizes import MemoryLimits
 from springtide.elastic.policy import Bounds, Leave, Node, Start, Stay, WorkerGroup, decide
 from springtide.elastic.policy import PolicyState as Remembered
 from springtide.errors import ConfigError, DiskFull, StoreUnavailable, UnfitNode

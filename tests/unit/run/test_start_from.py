@@ -13,7 +13,7 @@ from springtide.checkpoint.format import Meta
 from springtide.checkpoint.retention import Rule
 from springtide.config import Config
 from springtide.errors import ConfigError
-from springtide.run.start_from import remarks_on
+from springtide.run.find import remarks_on
 from springtide.storage import Folder
 from springtide.stream import open_data
 from springtide.training.start_check import check_start

@@ -19,10 +19,9 @@ from springtide.config import Config, renames
 from springtide.config.renames import Retired
 from springtide.errors import ConfigError
 from springtide.events import Evaluated, Started
-from springtide.run.find import find_run
+from springtide.run.find import find_run, lineage
 from springtide.run.folder import Run
 from springtide.run.run_status import overview
-from springtide.run.start_from import lineage
 from springtide.storage import Folder
 from springtide.tracking.journal import Journal
 from springtide.tracking.ledger import Prices

@@ -20,9 +20,9 @@ from springtide.config.data import Ramp
 from springtide.storage.digest import mix
 from springtide.stream import Order, digest
 from springtide.stream import order as order_of_samples
+from springtide.stream.chain import corpus_and_row
 from springtide.stream.corpus_order import CorpusOrders, keys, permutation, permuted, spread
 from springtide.stream.mixture import MixtureSchedule, floor_sum
-from springtide.stream.sample_ids import corpus_and_row
 
 
 @st.composite

@@ -7,7 +7,7 @@ import pytest
 from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.stream import open_data
-from springtide.training.rollback import without_suspects
+from springtide.training.group_lease import without_suspects
 
 
 @pytest.mark.parametrize(("branched_at", "skipped"), [(0, [16, 17, 18, 19, 20, 21]), (18, [18, 19, 20, 21])])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from springtide.run.report.sweep_page import ticks
 from springtide.tune.rank import comparable, fences
+from springtide.tune.search import importance, possible_improvement
 from springtide.tune.space import Budget, Point, Range, Sweep
-from springtide.tune.study import importance, possible_improvement
 from springtide.tune.trial import Rung, TrialOutcome
 
 RATE = Range("optim.peak_lr", "log_uniform", (1e-5, 1e-1))

@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.train import FailureConfig
 
 from springtide.distributed import CollectiveError
-from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.group_sizes import MemoryLimits
 from springtide.elastic.patience import MOST_STORE_FAILURES, store_pause_s
 from springtide.errors import DiskFull, LeaseOvertaken, SpringtideError, StoppedWaiting, StoreUnavailable, UnfitNode
 from springtide.events import Failed

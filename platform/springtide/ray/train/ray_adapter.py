@@ -42,7 +42,7 @@ from ray.train import FailureConfig, Result
 from ray.train.torch import TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.group_sizes import MemoryLimits
 from springtide.elastic.policy import Bounds
 from springtide.errors import StoppedWaiting
 from springtide.faults import fault_point

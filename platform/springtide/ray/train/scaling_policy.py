@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from ray.train import ScalingConfig
 
 from springtide.elastic import GroupRequest
-from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.group_sizes import MemoryLimits
 from springtide.elastic.node_table import within_nodes
 from springtide.elastic.patience import MOST_STORE_FAILURES, look_pause_s, store_pause_s
 from springtide.elastic.policy import (

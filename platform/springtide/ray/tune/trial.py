@@ -15,7 +15,7 @@ from ray import tune
 from springtide.checkpoint import branch
 from springtide.checkpoint.format import committed, name_of
 from springtide.config import Config
-from springtide.elastic.limits import speeds
+from springtide.elastic.group_sizes import speeds
 from springtide.errors import RunExists, SpringtideError, StoreUnavailable, TrainingInterrupted
 from springtide.events import Evaluated
 from springtide.ray.names import owner_of

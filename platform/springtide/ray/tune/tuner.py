@@ -38,7 +38,7 @@ from springtide.tune import (
     number_of,
     shares,
 )
-from springtide.tune.study import possible_improvement
+from springtide.tune.search import possible_improvement
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial as TuneTrial

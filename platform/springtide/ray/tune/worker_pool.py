@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.config import Config
 from springtide.elastic.allocation import Allocation, ResourceRequest, WorkerShare, allocate
-from springtide.elastic.limits import useful
+from springtide.elastic.group_sizes import useful
 from springtide.ray.cluster.nodes import NodeDeadlines, live, observed
 from springtide.ray.names import name_of
 
