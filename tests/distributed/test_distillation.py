@@ -213,7 +213,7 @@ def test_a_teacher_that_cannot_be_is_told_before_the_run_begins(taught: Config, 
     with pytest.raises(ConfigError, match=r"objective\.teacher = .* names no checkpoint that counts"):
         find_run(online(taught, "gone", objective__teacher=str(tmp_path)), False, False)
     for changes, problem in (
-        ({"objective__labels": labels(taught)}, "says what labels would say, and objective.labels are there"),
+        ({"objective__labels": labels(taught)}, "objective.labels give the same targets"),
         (
             {"objective__source": "dpo", "objective__cross_entropy": 0.0},
             "is for distillation, and objective.source = 'dpo'",

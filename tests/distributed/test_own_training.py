@@ -108,8 +108,8 @@ def test_an_objective_that_is_none_is_told_before_the_first_step(source: str, pr
     ("name", "problem"),
     [
         ("none", "returned a NoneType; return a torch.optim.Optimizer"),
-        ("a_few", "lacks embedding.weight of 1 that it leaves out"),
-        ("others", "does not hold the parameters that it was given, but others"),
+        ("a_few", "leaves out parameters: embedding.weight"),
+        ("others", "also holds parameters that it was not given"),
     ],
 )
 def test_an_optimizer_that_is_none_is_told(tiny: Config, name: str, problem: str) -> None:

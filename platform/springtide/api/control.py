@@ -166,6 +166,7 @@ class Controls:
                 self._take_new(numbers_from(self._run.folder, self._next) if looks % _LIST_EVERY == 0 else ())
                 self._drop_withdrawn()
                 self._ask_again()
+                warned = False
             except (OSError, SpringtideError) as error:
                 if not warned:
                     _log.warning("%s: cannot read commands to this run (%s); retrying", self._run.folder.url, error)

@@ -51,15 +51,17 @@ class ObjectiveConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> ObjectiveConfig:
         if self.labels and not self.source:
-            problem = "are read by an objective, and objective.source is the cross-entropy of next tokens"
+            problem = (
+                "need an objective that reads labels, and without objective.source the loss is next-token cross-entropy"
+            )
             raise ValueError(
                 explain("objective.labels", self.labels, problem, "name one, such as distill, or no labels")
             )
         if self.labels and self.source == _WITHOUT_LABELS:
-            problem = f"are read by nobody: {self.source} learns from pairs of answers alone"
+            problem = f"would not be used: {self.source} learns only from pairs of answers"
             raise ValueError(explain("objective.labels", self.labels, problem, "leave them out, or use dpo"))
         if self.teacher and (self.labels or self.source in ("", *OF_PAIRS)):
-            problem = "says what labels would say, and objective.labels are there"
+            problem = "and objective.labels give the same targets, so only one of the two can be set"
             problem = problem if self.labels else f"is for distillation, and objective.source = {self.source!r}"
             raise ValueError(
                 explain("objective.teacher", self.teacher, problem, "leave it empty, or use distill alone")

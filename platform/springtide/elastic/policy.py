@@ -314,7 +314,7 @@ def _not_yet(
     other nodes. With ``elastic.grow = when_it_pays``, the gain must also exceed the expected cost of a second restart before
     ``by_s``."""
     if not room.size:
-        return Stay("too few nodes would stay to train on, so it trains until then", by_s, save=True)
+        return Stay("too few nodes would remain, so it trains until they leave", by_s, save=True)
     if bounds.speed(room.size) <= bounds.speed(workers) or bounds.grow == "never":
         return Stay("it trains on until it must leave", by_s)
     if not _quiet(bounds, memory, now):

@@ -163,8 +163,8 @@ def _check(adapter: Mapping[str, list[Piece]], source: Source, model: ModelConfi
     wanted = {_MODEL + one: tuple(tensor.shape) for one, tensor in shapes if is_adapter(one)}
     found = {one: tuple(pieces[0].shape) for one, pieces in adapter.items()}
     if wanted != found:
-        differs = sorted(one for one in wanted.keys() | found.keys() if wanted.get(one) != found.get(one))
-        told = f"{differs[0]} is {found.get(differs[0], 'missing')} there and {wanted.get(differs[0], 'missing')} by it"
+        first, *_ = sorted(one for one in wanted.keys() | found.keys() if wanted.get(one) != found.get(one))
+        told = f"{first}: {found.get(first, 'missing')} in the file, {wanted.get(first, 'missing')} by the config"
         raise CheckpointError(f"checkpoint {name} does not hold the adapter that its config describes: {told}")
     return decoder
 

@@ -162,8 +162,8 @@ def own_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimize
     known = {id(one): name for name, one in named}
     lacking = [name for one, name in known.items() if one not in held]
     if lacking or held - known.keys():
-        shown = f"{', '.join(lacking[:_NAMES_SHOWN])} of {len(lacking)} that it leaves out" if lacking else "others"
-        what = f"does not hold the parameters that it was given, but {shown}" if not lacking else f"lacks {shown}"
+        shown = f"{', '.join(lacking[:_NAMES_SHOWN])} ({len(lacking)} in all)"
+        what = f"leaves out parameters: {shown}" if lacking else "also holds parameters that it was not given"
         remedy = "hold them all; freeze those that must not train by optim.groups"
         raise ConfigError(explain(_FIELD, config.source, what, remedy))
     for group in optimizer.param_groups:

@@ -132,9 +132,7 @@ def _check_known(config: Config) -> None:
         ("objective.source", config.objective.source, ""),
     ):
         if value != usual:
-            remedy = (
-                "without --cluster a plan tells the memory of this one; a plan of the same without it is an upper bound"
-            )
+            remedy = f"for its memory only, leave out --cluster; for an upper bound, plan with {field} = {usual!r}"
             raise ConfigError(
                 explain(field, value, "is not known to a plan, which counts the decoder's weights", remedy)
             )
