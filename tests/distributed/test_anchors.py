@@ -162,6 +162,12 @@ def test_train_computes_the_fisher_that_it_is_anchored_to(trunk: Config, capsys:
         fisher_anchored(config.override({"objective.anchor": "l2sp"}), 64)
     with pytest.raises(ConfigError, match=r"train\.start_from is empty"):
         fisher_anchored(trunk, 64)
+    there = Folder(trunk.run.root).names()
+    assert main([*command[:-1], "96", "--run.id", "trunk"]) == 3
+    assert "run.id" in capsys.readouterr().err
+    assert main([*command[:-1], "96", "--model.adapter", "lora"]) == 2
+    assert "objective.anchor" in capsys.readouterr().err
+    assert Folder(trunk.run.root).names() == there, "nothing is computed for a run that is refused"
     assert main(["train", str(file), "--fisher-dataset", trunk.shards.dataset]) == 2
     assert "give --fisher-tokens" in capsys.readouterr().err
     run_here(train_and_write, config.override({"objective.anchor": url}))

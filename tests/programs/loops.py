@@ -47,7 +47,7 @@ from springtide.training import (
     Work,
     checkpoint_schedule,
     energy,
-    rollback,
+    group_lease,
     train_step,
 )
 from springtide.training.__main__ import train as run_alone
@@ -381,7 +381,7 @@ def go_back_when_fenced(world: World, config: Config) -> tuple[str, dict[str, by
 
     before, said = files(), ""
     try:
-        rollback.go_back(config, run.data.skipping([OrderStep(2)]), run.lease)
+        group_lease.go_back(config, run.data.skipping([OrderStep(2)]), run.lease)
     except RunExists as error:
         said = str(error)
     return said, before, files()

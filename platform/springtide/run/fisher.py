@@ -112,6 +112,8 @@ def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = Fals
         ConfigError: ``train.start_from`` is empty, ``objective.anchor`` is set already, or for a reason of ``write_fisher``.
         CheckpointError: the checkpoint is corrupt.
     """
+    from springtide.training.anchor import check_settings
+
     start, anchor = config.train.start_from, config.objective.anchor
     if anchor:
         raise ConfigError(
@@ -134,6 +136,8 @@ def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = Fals
     there = next((one for one in sorted(root.names()) if one.startswith(prefix) and committed(root / one)), "")
     # use a new folder for each try: another process may compute the same Fisher information at this moment
     target = root / (there or f"{prefix}{secrets.token_hex(4)}")
+    config = config.override({"objective.anchor": target.url, "train.start_from": checkpoint})
+    check_settings(config)  # before the computation, which may take minutes
     if not there:
         write_fisher(Run(run), target.url, tokens, dataset, step_of(name), trust_code)
-    return config.override({"objective.anchor": target.url, "train.start_from": checkpoint})
+    return config
