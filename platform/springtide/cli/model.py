@@ -183,9 +183,10 @@ def _score(options: argparse.Namespace) -> int:
     names = [name for name in map(str.strip, options.tasks.split(",")) if name]
     if not names:
         raise ConfigError(explain("tasks", options.tasks, "names no task", "give names, with commas between them"))
-    for name, value, least in (("limit", options.limit, 0), ("batch_size", options.batch_size, 1)):
-        if value < least:
-            raise ConfigError(explain(name, value, f"must be at least {least}", "give a positive number"))
+    least = (("limit", options.limit, 0, "0 means all documents"), ("batch_size", options.batch_size, 1, "try 8"))
+    for name, value, lowest, remedy in least:
+        if value < lowest:
+            raise ConfigError(explain(name, value, f"must be at least {lowest}", remedy))
     try:
         from springtide.eval.harness import score
     except ImportError as error:
