@@ -23,8 +23,8 @@ from typing import TypeVar
 _T = TypeVar("_T")
 _PASSWORD = re.compile(r"(?P<before>://[^\s:/?#@]*:)(?:[^\s/?#]*|(?!\d*[/?#])[^\s@'\"]{1,128}+)(?=@)")
 """Matches ``://user:password`` before an @. The password may contain an unquoted @. Up to the first @ it may also contain / ?
-#, unless the text looks like a port and a path: digits, then / ? or #. The pattern has no URL scheme: searching for one would
-take quadratic time."""
+#, unless the text looks like a port and a path: digits, then / ? or #. The pattern does not match the URL scheme, because that
+would take quadratic time."""
 _TOKEN_AS_USER = re.compile(r"(?P<before>https?://)[^\s:/?#@*]+(?=@)", re.IGNORECASE)
 """Matches the user in https://TOKEN@host, because git hosts accept a token there. In other schemes the user is no secret:
 abfs://container@account."""
@@ -44,7 +44,8 @@ class _Short(reprlib.Repr):
     """Shortens values for messages, because the text of a value from a hostile file may be larger than memory."""
 
     def repr_int(self, x: int, level: int) -> str:
-        """Return a number as text. Python refuses to print more than 4,300 digits, but YAML can give larger numbers (hex)."""
+        """Return a number as text, or its size if it is too long. Python refuses to print more than 4,300 digits, but YAML can
+        contain larger numbers (in hex)."""
         return super().repr_int(x, level) if x.bit_length() <= _MOST_BITS else f"a number of {x.bit_length():,} bits"
 
 
@@ -122,9 +123,9 @@ class RunExists(SpringtideError):
 
 
 class LeaseOvertaken(RunExists):
-    """A worker group that had hung runs again, but its lease (right to write the run) is outdated. Meanwhile the snapshot
-    servers, which keep copies of its state in memory, saved that state under a newer lease. The hung group must not save any
-    more; a new group resumes from the saved state."""
+    """A worker group hung and now continues, but its lease (right to write the run) was replaced meanwhile: the snapshot
+    servers, which keep copies of its state in memory, saved the state under a newer lease. This group must not save any more; a
+    new group resumes from the saved state."""
 
 
 class TrainingFailed(SpringtideError):

@@ -3,9 +3,9 @@
     this process: fault_point("restore", "before") --> point, when, pid --> the test: injects a fault, or not
                   continues                  <-------- "go" --------
 
-Only processes that were armed with a test's address report: the test's own process, in which the controller runs; each worker
-(armed by ``TrainJob``); each worker's checkpoint writer process (by ``CommitJob``); the snapshot servers (by
-``SnapshotServer.follow``).
+A process reports a fault point only if it is armed, which means that it has received the address of a test. Armed are the
+test's own process, in which the controller runs; each worker (by ``TrainJob``); each worker's checkpoint writer process (by
+``CommitJob``); and the snapshot servers (by ``SnapshotServer.follow``).
 """
 
 from __future__ import annotations

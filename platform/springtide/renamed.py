@@ -1,7 +1,7 @@
 """Old module names. Importing a module by its old name still works, and warns with the new name.
 
-``NEW_NAMES`` has the old names of public modules: those that examples, notebooks, jobs or documentation import. Other modules
-are internal and may move without an entry in ``NEW_NAMES``; ``docs/decisions/renames.md`` lists their new names.
+``NEW_NAMES`` lists the old names of public modules: modules that examples, notebooks, jobs or documentation import. Other
+modules are internal and may move without an entry in ``NEW_NAMES``; ``docs/decisions/renames.md`` lists their new names.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ from springtide.run.folder import Run
 _LOOK_S, _LOOK_AT_STORE_S = 1.0, 10.0
 """Time between two polls for a command, in a local folder and in an object store [s]."""
 _LIST_EVERY = 20
-"""Number of polls after which the run's folder is listed, to find commands after a missing command number. All other polls
-check only whether the next number exists."""
+"""One poll in this many lists the run's folder: this also finds commands behind a gap in the command numbers. The other polls
+only check whether the next number exists."""
 _END_S = 10.0
 _log = logging.getLogger(__name__)
 
@@ -108,21 +108,21 @@ class Controls:
             thread.join(_END_S)
 
     def __call__(self, event: Event) -> None:
-        """Handle an event of the run: commands whose effect the event shows are done and get their result."""
+        """Handle an event of the run. If it shows the effect of a command, such as a save, record the command's result."""
         with self._changed:
             match event:
                 case StepDone():
                     self._step = event.step
                 case Started():
                     self._step, self._workers_now, self._rests = event.step, event.world_size, False
-                    # The new group may start at an earlier step than the one at which a save was requested. Then its first save
-                    # counts as the result of this request
+                    # The new group may start at an earlier step than the step at which the user requested a save. Then the
+                    # first save of the new group fulfils the request
                     self._pending = [(one, min(at, event.step)) for one, at in self._pending]
                     self._settle("resize", _train(event.world_size), self._is_small_enough)
                     self._unheard = True  # repeat a pending save request: the group that ended may have missed it
                 case Saved():
                     self._settle("save", f"{event.name} is committed", lambda _, at: event.step >= at, event.step)
-                    self._unheard = True  # repeat a request that is still pending: this save began before the request
+                    self._unheard = True  # a request that is still pending came after this save began: repeat it
                 case SaveSkipped():
                     self._unheard = True
                 case SaveFailed():
@@ -191,8 +191,8 @@ class Controls:
             _log.warning("cannot write this result of command %d: %s (%s)", result.number, result.text, error)
 
     def _drop_withdrawn(self) -> None:
-        """Drop commands that their callers have withdrawn, and apply the worker limit and the pause that hold without these
-        commands. A save or a stop that the workers have already been asked for still happens."""
+        """Drop commands that their callers have withdrawn. Then restore the worker limit and the pause that earlier commands
+        have set. A save or a stop that was already requested from the workers still happens."""
         with self._changed:
             waiting = [one for one, _ in self._pending]
         gone = [one.number for one in waiting if read_result(self._run.folder, one.number) is not None]

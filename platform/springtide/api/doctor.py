@@ -33,11 +33,12 @@ _USUAL_S = 20.0
 _T = TypeVar("_T")
 _LARGE_BYTES = 64 * 2**20
 _LEAST_BYTES_PER_S = 20 * 2**20
-"""Warn if a store writes more slowly than this: a checkpoint of 1B parameters (12 GB with the optimizer) would take more than
+"""Warn if a store writes fewer bytes per second. At this speed a checkpoint of 1B parameters (12 GB with the optimizer) takes
 ten minutes."""
 _CLOCKS_APART_S = 2.0
 _LONGEST_S = 1.0
-"""Warn if one small request to a store takes longer than this [s]: the commit of a checkpoint makes a few in a row."""
+"""Warn if one small request to a store takes longer than this [s]. The commit of a checkpoint makes a few such requests in a
+row."""
 _USUAL_BYTES = 10 * 2**20
 """Warn if the folder to upload as a Ray job's working directory is larger than this: it probably contains data by mistake."""
 _MIB = 2**20
@@ -137,7 +138,7 @@ class StoreCheck:
             self._folder.remove()
             left = self._folder.names()
         except OSError as error:
-            # if the check itself has failed, do not report this error, too: there may be no folder to remove or list
+            # If the write test has failed, do not report this second error: there may be no folder to remove or list
             left = [str(error)[:100]] if found[0].status != "fail" else []
         for one in made:  # remove the folders that this check has created, if they are empty
             with contextlib.suppress(OSError):
@@ -197,10 +198,10 @@ class StoreCheck:
 
 
 def clock_check(told_s: float, before_s: float, after_s: float) -> list[Check]:
-    """Compare the store's clock with this machine's clock. Returns the check; nothing if the store reports no time.
+    """Compare the store's clock with this machine's clock. Returns a list with one check, empty if the store reports no time.
 
     Args:
-        told_s: time at which the store reports that a file was written; the store may have cut off the fraction of a second.
+        told_s: time of the write as reported by the store, perhaps rounded down to a whole second.
         before_s: time before the write, by this machine's clock.
         after_s: time after the write, by this machine's clock.
 
@@ -260,7 +261,7 @@ class UploadCheck:
     def __init__(self, folder: str) -> None:
         """Raise ConfigError if ``folder`` is not a folder."""
         if not Path(folder).is_dir():
-            raise ConfigError(explain("--upload", folder, "is not a folder", "name what you give --working-dir"))
+            raise ConfigError(explain("--upload", folder, "is not a folder", "pass the folder of --working-dir"))
         self._folder = folder
 
     def make(self) -> list[Check]:
@@ -289,8 +290,8 @@ class UploadCheck:
         return Check("upload, commit", "warn", f"{commit}, with changes that are not committed", "no changes", remedy)
 
 
-# The GPU checks of ``springtide doctor``: driver, devices, torch's build, and what NCCL needs of this machine. Also a check
-# that two processes can exchange data by gloo.
+# The GPU checks of ``springtide doctor``: driver, devices, torch's build, and what NCCL requires of this machine. Also a check
+# that two processes can exchange data over gloo.
 
 _FIELDS = (
     "name,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total,"
@@ -313,8 +314,8 @@ step."""
 
 
 def gpus(environment: Mapping[str, str], sys: str = "/sys", dev: str = "/dev") -> list[Check]:
-    """Check the NVIDIA GPUs of this machine with nvidia-smi: all respond and are of one kind, memory in use, ECC errors,
-    throttling, MIG. Also check what NCCL needs of this machine.
+    """Check the NVIDIA GPUs of this machine with nvidia-smi: whether all respond and are of one kind, how much memory is in
+    use, ECC errors, throttling and MIG mode. Also check what NCCL requires of this machine.
 
     Args:
         environment: environment variables, name -> value.
@@ -415,7 +416,7 @@ def together(lines: Sequence[str], expected: int) -> list[Check]:
 
 
 def network_of_gpus(sys: str = "/sys", shm: str = "/dev/shm") -> list[Check]:
-    """Check what NCCL needs of this machine: locked memory for RDMA devices (InfiniBand, EFA), and shared memory.
+    """Check what NCCL requires of this machine: locked memory for RDMA devices (InfiniBand, EFA), and shared memory.
 
     Args:
         sys: path of sysfs.

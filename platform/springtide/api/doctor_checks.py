@@ -27,8 +27,8 @@ _LEAST_SHM = 512 * 2**20
 _RAY_SHARE = 0.3
 """Fraction of a node's memory that Ray's object store takes by default, if /dev/shm has room for it."""
 _LEAST_FILES, _USUAL_FILES = 1024, 65_536
-"""Limits for the number of files that a process may open: the check fails below the first number, and warns below the second,
-as Ray does when it starts."""
+"""Limits for the number of files that a process may open. The check fails below the first limit and warns below the second. Ray
+also warns below the second when it starts."""
 _LEAST_DISK, _USUAL_DISK = _GIB, 10 * _GIB
 _FULL = 0.95
 """Used fraction of a disk above which Ray refuses to spill objects to it."""

@@ -38,7 +38,7 @@ class DrillResult:
     digests_match: bool
     """True if every step trained on the same samples as in the undisturbed twin."""
     is_verified: bool
-    """True if every step trained on the samples that the run's fixed order of samples gives for it; see ``run.verify``."""
+    """True if every step trained on the samples that the run's fixed order of samples assigns to it; see ``run.verify``."""
     loss_max_abs_diff: float
     """Largest difference between the losses of the run and its twin at the same step [nats]."""
     ledger: Ledger
@@ -271,9 +271,9 @@ def predict(scenario: Scenario, run: Run, twin: Run, done: Sequence[ActDone]) ->
     """Return the goodput (productive share of the worker-seconds) that the simulator predicts for a drill, given the times at
     which its nodes were lost and added.
 
-    Measured inputs: the times of a step, of a median restart, of the first start and of starting a process. Also the fraction
-    of time in which the twin without faults waited for saves and data. Simulated: when to restart, with which workers, and the
-    total cost."""
+    Measured inputs: the duration of a step, of a median restart, of the first start and of a process start. Also the fraction
+    of time in which the twin (the run without faults) waited for saves and data. The simulator computes when to restart, with
+    which workers, and the total cost."""
     begin_s, steps, book = min(event.time_s for event in run.events), run.steps, run.ledger
     joined = {one.node: one.time_s - begin_s for one in done if one.what == "add"}
     gone = {one.node: one.time_s - begin_s + one.notice_s for one in done if one.what == "drain"}
@@ -301,7 +301,7 @@ def predict(scenario: Scenario, run: Run, twin: Run, done: Sequence[ActDone]) ->
 # training continues until the last safe moment. A hung worker is found in time, and its rank is named. If the remaining devices
 # hold the whole training state, the run resumes from their state.
 #
-# fault that the drill caused (a notice, a hang, two nodes killed) -> the run's reaction, with times -> the promises it broke
+# fault that the drill caused (a notice, a hang, two nodes killed) -> the run's reaction, with times -> the broken promises
 
 _LOOKS_S = 0.5
 """Tolerance for the controller's polling [s]. The controller can ask a group to leave only when it polls the nodes, and it
@@ -501,7 +501,7 @@ def _copies(events: Sequence[Event], lost_s: float) -> Iterator[CopiesLost]:
 
 
 def _lost(events: Sequence[Event], since_s: float) -> int:
-    """Return the number of lost steps after a fault at ``since_s``: those that the next worker group to start trains again."""
+    """Return the number of steps lost by a fault at ``since_s``: the steps that the next worker group trains again."""
     done = 0
     for event in events:
         if isinstance(event, StepDone):

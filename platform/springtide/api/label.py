@@ -34,8 +34,8 @@ def label(
     """Write a model's predictions for each row of a dataset, for a run to learn from (``objective.labels``).
 
     A small dataset is labelled in this process. A larger one is labelled by Ray Data actors, if Ray is installed: on the
-    cluster that training would use, and on its GPUs if it has any. A killed labelling resumes where it stopped, with the same
-    bytes on the same kind of device.
+    cluster that training would use, and on its GPUs if it has any. If labelling is killed, the same call resumes it later. On
+    the same kind of device it then writes the same bytes as without the kill.
 
     Args:
         dataset: folder or URL of a sealed dataset; its training rows and its held-out rows are labelled.
@@ -44,7 +44,7 @@ def label(
             ``logprob``: the log-probability of the token that actually comes next.
         out: folder or URL to create; labels that the same call wrote there before are reused.
         k: number of ids at each position, for ``topk``.
-        progress: receives the name of a stage of the labelling, how many of its jobs are done, and how many it has.
+        progress: called with the name of a stage of the labelling, its number of finished jobs, and its number of all jobs.
         trust_code: run the code of the user's own model if the run names one (``model.source``).
 
     Returns:

@@ -28,11 +28,11 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
     """Find the dataset that ``config`` describes, or make it from its corpus.
 
     A small corpus is prepared in this process. A larger one is prepared by Ray Data tasks, if Ray is installed, on the cluster
-    that training would use. A killed prepare resumes where it stopped.
+    that training would use. If a prepare is killed, the next call resumes where it stopped.
 
     Args:
         config: settings; the sections ``corpus`` and ``shards`` determine the contents of the dataset.
-        progress: receives the name of a stage, how many of its jobs are done, and how many it has.
+        progress: called with the name of a stage, its number of finished jobs, and its number of all jobs.
 
     Returns:
         The config with the dataset's URL filled in, as ``shards.dataset`` or for the empty URLs in ``stream.mixture``. It is
@@ -107,15 +107,15 @@ def as_begun(config: Config, before: Config) -> tuple[Config, list[str]]:
 
 
 def _of_datasets(config: Config) -> str:
-    """Return, as text, all settings that determine a dataset prepared from a corpus. The contents of the corpus's files are not
-    part of it."""
+    """Return, as text, all settings that determine a dataset prepared from a corpus. The text does not depend on the contents
+    of the corpus's files."""
     settings = configs.flatten(config)
     return redacted(repr([(name, settings[name]) for name in settings if name.startswith(_DATA) and not is_free(name)]))
 
 
 def _remarks_on_corpus(config: Config, datasets: set[str]) -> list[str]:
-    """Return a remark if preparing the corpus now would give none of the run's ``datasets`` (URLs), or if it cannot be read; no
-    remark if it would give one of them."""
+    """Check whether preparing the corpus now would produce one of the run's ``datasets`` (URLs). If not, or if the corpus
+    cannot be read, return one remark for the user; else an empty list."""
     theirs = ", ".join(sorted(datasets))
     try:
         if dataset_folder(config.corpus, config.shards).name in {Folder(url).name for url in datasets}:

@@ -62,16 +62,16 @@ def checkout(directory: str, command: str = "") -> Origin:
     if len(head) != 2:
         return Origin(command)
     remote = _git(directory, "remote", "get-url", "origin")
-    # ignore changes in submodules: git would read each submodule's own config, which may name programs to run and is not
-    # checked by ``_own_filters``
+    # Ignore changes in submodules. To find them, git would read the config of each submodule. That config may name programs to
+    # run, and ``_own_filters`` does not check it
     status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
     is_changed = bool(_git(directory, *status, without=_own_filters(directory)))
     return Origin(command, redacted(head[0]), redacted(head[1]), redacted(remote), is_changed)
 
 
 def _own_filters(directory: str) -> list[str]:
-    """Return the names of filter settings in a checkout's own git config. They must be blanked: with them git would run
-    programs on the checkout's files."""
+    """Return the names of filter settings in a checkout's own git config. The caller must blank them: otherwise git would run
+    the programs that they name on the checkout's files."""
     pattern = r"^filter\..*\.(clean|process|required)$"
     options = ("--null", "--show-scope", "--name-only", "--get-regexp", pattern)
     # surrogateescape: names of settings need not be UTF-8

@@ -46,8 +46,8 @@ from springtide.tracking.journal import stream_journal
 from springtide.tracking.ledger import SPOT
 
 _RATE_JUMP = 0.02
-"""Relative change of the learning rate, at the start of a branch (a run that continues another run) or at a resume, above which
-the user gets a remark."""
+"""The user gets a remark if the learning rate changes by more than this fraction at a resume, or at the start of a branch (a
+run that continues another run)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,8 +236,8 @@ def _start(config: Config, run: Run, data: Data, accept_changes: bool, from_scra
         newer = newer_of_other_orders(run.folder, data.order.identity_at, accept_changes)
         if newer is None:
             raise CheckpointError(
-                f"no checkpoint of {run.folder.url} is of this order: it changes (skipped steps, weights or labels) before all "
-                "of them. Change the order of later steps only, or add --from-scratch to restart at step 0"
+                f"no checkpoint of {run.folder.url} is of this order of samples: skipped steps, weights or labels change "
+                "before the oldest checkpoint. Change later steps only, or add --from-scratch to restart at step 0"
             )
         check_fresh_start(run.folder)
         if newer:
@@ -331,7 +331,7 @@ def with_epochs(
 ) -> Config:
     """Return ``config`` with a ``train.total`` that reads its dataset ``epochs`` times, rounded up to whole steps.
 
-    Prepares the dataset if needed. For a run that resumes, the rows of the dataset that it began with are counted. If
+    Prepares the dataset if needed. For a run that resumes, the total is computed from the dataset that the run began with. If
     ``stream.max_epochs`` is below ``epochs``, it is increased.
 
     Args:
@@ -373,7 +373,7 @@ _LABEL = "ray start --labels ray.io/market-type=spot, or on-demand"
 
 
 def begun_s(run: Run) -> float:
-    """Return the time of a run's first event, in seconds since 1970; the present time if the run has no events."""
+    """Return the time of a run's first event, in seconds since 1970. If the run has no events, return the present time."""
     first = next(
         stream_journal(run.folder), None
     )  # read only up to the first event, because the whole journal (event log) of a long run takes seconds to read
@@ -402,10 +402,10 @@ def check_deadline(config: Config, run: Run) -> None:
             )
     if track.spot_price >= track.price:
         limit = f"is not less than track.price ({track.price:g}), so spot nodes save nothing"
-        raise ConfigError(explain("track.spot_price", track.spot_price, limit, f"correct it, or leave {_DEADLINE} out"))
+        raise ConfigError(explain("track.spot_price", track.spot_price, limit, f"correct it, or unset {_DEADLINE}"))
     if config.run.queue:
         limit = f"shares the nodes of both markets with other runs, whoever orders them under {_DEADLINE}"
-        raise ConfigError(explain("run.queue", config.run.queue, limit, "leave one of the two out"))
+        raise ConfigError(explain("run.queue", config.run.queue, limit, "unset run.queue, or unset the deadline"))
 
 
 def remarks_on_markets(config: Config) -> list[str]:

@@ -99,7 +99,7 @@ def sweep(
         Every trial with its point, values and costs, and the best trial.
 
     Raises:
-        ConfigError: the space or a setting cannot work, or a resumed sweep had another space or other settings; before
+        ConfigError: the space or a setting cannot work, or a resumed sweep had another space or other settings. Raised before
             anything starts.
         RunExists: the sweep exists and ``resume`` is not set, or another driver process is running it.
 
@@ -345,7 +345,7 @@ def _check(base: Config, name: str, scheduler: str) -> None:
     if base.run.queue:
         problem = "a sweep has the whole cluster, and shares it between its trials"
         raise ConfigError(
-            explain("run.queue", base.run.queue, problem, "leave it empty, and sweep on a cluster of its own")
+            explain("run.queue", base.run.queue, problem, "leave run.queue empty, and sweep on a separate cluster")
         )
     if not base.train.eval_tokens:
         problem = "evaluates nothing, but trials are compared on held-out rows"
@@ -359,8 +359,8 @@ def _check(base: Config, name: str, scheduler: str) -> None:
 
 def _members(folder: SweepFolder, table: Sweep, asked: Search, search: str, scheduler: str) -> list[Point]:
     """Return the start points (settings) of the trials of population-based training. After a resume, these are the points that
-    the trials had reached. Raises ConfigError if the search chooses points from results of earlier trials, because all these
-    trials start at once."""
+    the trials had reached. All these trials start at once, so a search that chooses points from results of earlier trials
+    raises ConfigError."""
     if not isinstance(asked, PointList):
         remedy = "use random or grid"
         raise ConfigError(
@@ -410,8 +410,8 @@ def started_with(folder: SweepFolder, plan: dict[str, Any], resume: bool | Liter
     """Return the plan that the sweep was created with, if the sweep exists already; else return ``plan``.
 
     Raises RunExists if the sweep exists and ``resume`` is not set. Raises ConfigError if ``resume`` is True and the sweep does
-    not exist. Also raises ConfigError if the existing sweep has another space, search, seed or base config, or a setting that
-    was removed from springtide and without which its trials would train something else.
+    not exist. Also raises ConfigError if the existing sweep has another space, search, seed or base config. The same error is
+    raised if the existing sweep uses a setting that springtide no longer has and that affects training.
     """
     earlier = _under_new_names(folder.plan())
     if earlier is not None and not resume:
@@ -432,19 +432,20 @@ def started_with(folder: SweepFolder, plan: dict[str, Any], resume: bool | Liter
 
 
 def check_finalists(folder: SweepFolder, budget: Budget) -> None:
-    """Raise ConfigError if the finalists (best trials, repeated with other seeds) were chosen under another BUDGET.trials or
-    BUDGET.seeds. The repeats are numbered by these two values. With other values, a trial could be mistaken for a repeat."""
+    """Raise ConfigError if BUDGET.trials or BUDGET.seeds has changed since the finalists (best trials, repeated with other
+    seeds) were chosen. The numbers of the repeats depend on both values. If one changed, a trial could be mistaken for a
+    repeat."""
     chosen = folder.finalists(budget)
     for name in ("trials", "seeds") if chosen else ():
         before, now = getattr(chosen, name), getattr(budget, name)
         if now != before:
             limit = f"was {before} when the finalists were chosen"
-            raise ConfigError(explain(f"BUDGET.{name}", now, limit, "use that, or start a sweep with another --name"))
+            raise ConfigError(explain(f"BUDGET.{name}", now, limit, "set it back, or start a sweep with a new --name"))
 
 
 def _under_new_names(plan: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the stored plan of a sweep, updated to this version: renamed settings get their present names, removed settings
-    are dropped. Raises ConfigError if trials would train something else without a removed setting."""
+    are dropped. Raises ConfigError if the plan uses a removed setting without which trials would train something else."""
     base, space = (plan or {}).get("base"), (plan or {}).get("space")
     if plan is not None and isinstance(base, dict):
         sections: dict[str, dict[str, Any]] = {}
@@ -464,9 +465,9 @@ def _under_new_names(plan: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _changed(before: object, now: Mapping[str, Any]) -> str:
-    """Return, as text, the settings of the base config that differ from those of an earlier start (``before``). If an old
-    version recorded no base config, nothing differs. If a setting did not exist yet, it counts as having the value with no
-    effect."""
+    """Return, as text, the settings of the base config that differ from those of an earlier start (``before``). Returns an
+    empty text if an old version recorded no base config. A setting that did not exist at the earlier start is compared with the
+    value that turns it off."""
     known = {**ADDED_SETTINGS, **before} if isinstance(before, Mapping) else {}
     differ = [name for name in now if name in known and known[name] != now[name]]
     return "; ".join(f"{name} was {known[name]!r}, is {now[name]!r}" for name in differ)
@@ -489,9 +490,9 @@ class SweepReader:
         return [self._outcome(number, point) for number, point in self.folder.points().items()]
 
     def interrupted(self, outcomes: Sequence[TrialOutcome]) -> list[str]:
-        """Return the names of trials that were interrupted and may be resumed. A trial that must not continue has a recorded
-        end, which the sweep's driver writes. A trial whose run failed without such a record counts as interrupted, for example
-        by an unreachable store."""
+        """Return the names of trials that were interrupted and may be resumed. If a trial must not continue, the sweep's driver
+        writes a record of its end. A failed trial without this record counts as interrupted: for example, its store was
+        unreachable."""
         ended = self.folder.ended()
         return [one.name for one in outcomes if one.status != "finished" and one.number not in ended]
 
@@ -500,8 +501,8 @@ class SweepReader:
         return [run for run in self._started(self.folder.lineage(number, point)) if config_or_problem(run)[0]]
 
     def begun(self) -> Config | None:
-        """Return the config of a trial's first run that can be read; None if no run can be read. Any trial will do, because all
-        trials use the same datasets, unless the space contains settings of the data."""
+        """Return the config of the first readable run of any trial; None if no run can be read. Callers use it to find the
+        datasets, which are the same for all trials unless the space contains settings of the data."""
         return next(
             (run.config for number, point in self.folder.points().items() for run in self.runs(number, point)), None
         )
@@ -553,7 +554,7 @@ class SweepReader:
         return chosen.repeated_by(number) if chosen else -1
 
     def _started(self, generations: Sequence[Generation]) -> list[Run]:
-        """Return the runs that have started, of ``generations``: the successive runs of one trial."""
+        """Return those runs of a trial that have started. ``generations``: the successive runs of the trial."""
         runs = [Run(self.folder.trials / one.run) for one in generations]
         return [run for run in runs if run.folder.exists(configs.RUN_CONFIG)]
 

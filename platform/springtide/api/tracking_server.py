@@ -26,8 +26,8 @@ _LOCAL, _HTTP = ("", "file", "sqlite", "databricks"), ("http", "https")
 host of a ``databricks`` URI comes from the user's profile, so it counts as local. Every other scheme is a plug-in or a
 database: its URI may load a driver, read a file of this machine, or get a password from a file."""
 _AMBIGUOUS = re.compile(r"[\s\\\x00-\x1f\x7f]")
-"""Characters on which programs disagree when they look for the host of a URL: for ``http://a\\@b`` some connect to a and some
-to b."""
+"""Characters that programs parse differently when they search a URL for its host: for ``http://a\\@b`` some programs connect to
+a and others to b."""
 _Server = tuple[str, str, int | None]
 _named: set[_Server] = set()
 

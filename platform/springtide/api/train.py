@@ -72,9 +72,10 @@ def train(
         A handle on the run, which has finished or was asked to stop: see ``Run.finished``.
 
     Raises:
-        ConfigError: a setting cannot work; before anything starts.
-        CorpusError: the corpus is missing, empty or too small; before anything starts.
-        RunExists: the run exists and ``resume`` is not set, or the config would train something else; before anything starts.
+        ConfigError: a setting cannot work. Raised before anything starts.
+        CorpusError: the corpus is missing, empty or too small. Raised before anything starts.
+        RunExists: the run exists and ``resume`` is not set, or the config would train something else. Raised before anything
+            starts.
         CheckpointError: no checkpoint of the run can be read, or none has the config's order of samples.
         TrainingFailed: the training code raised an error; its subclass ``StoreLost``: a store stayed unreachable. A
             SpringtideError of a worker is raised unchanged instead. After each of these errors the run can be resumed.
@@ -115,7 +116,7 @@ def _claim_and_train(
     with _lease(found) as lease, contextlib.ExitStack() as stack:
         _begin(found, lease.term)
         before = found.run.timeline.last_try
-        if workers is not None:  # a trial of a sweep takes no commands of users: the sweep controls it
+        if workers is not None:  # a trial of a sweep accepts no user commands: the sweep controls it
             _train(found, lease, uri, hears, workers, before, reports=False)
             return
         from springtide.api.control import Controls  # Ray loads only when needed

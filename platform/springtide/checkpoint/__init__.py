@@ -1,7 +1,7 @@
 """Save the training state of a step, and restore it at any world size (number of ranks).
 
-A checkpoint counts once its last file, the commit marker COMMITTED, exists. Seeds of random generators and the position in the
-data are computed from the step, not saved for each rank. So any number of ranks can load a checkpoint.
+A checkpoint is complete once its last file exists: the commit marker COMMITTED. Seeds of random generators and the position in
+the data are computed from the step, not saved for each rank. So any number of ranks can load a checkpoint.
 
     tensors      model and optimizer as named tensors, and the box (offsets and sizes) of each tensor that a rank holds
       |

@@ -23,7 +23,7 @@ def is_adapter(name: str) -> bool:
 
 
 def without_adapter(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``tensors`` (name -> tensor) without those of low-rank adapters."""
+    """Return ``tensors`` (name -> tensor) without the tensors of low-rank adapters."""
     return {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
 
 

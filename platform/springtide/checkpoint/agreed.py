@@ -19,26 +19,26 @@ _COMPONENT, _FIELD = "recheck", "agreed_step"
 
 
 def components_of(step: StepsDone | None) -> dict[str, Any]:
-    """Return ``step``, at which all devices last computed the same results, as an entry for ``Meta.components``. An empty dict
-    if ``step`` is None."""
+    """Return an entry for ``Meta.components`` with ``step``, the last step at which all devices computed the same results. An
+    empty dict if ``step`` is None."""
     return {} if step is None else {_COMPONENT: {_FIELD: step}}
 
 
 def agreed_step(meta: Meta) -> StepsDone | None:
-    """Return the number of steps done at the last comparison, before this state was saved, that found the same results on all
-    devices. None if devices were never compared."""
+    """Return the last step before this save at which a comparison found the same results on all devices. None if devices were
+    never compared."""
     found = meta.components.get(_COMPONENT)
     step = found.get(_FIELD) if isinstance(found, dict) else None
     return StepsDone(step) if isinstance(step, int) and 0 <= step <= meta.step else None
 
 
 def good_until(meta: Meta, term: int, gone_back: Sequence[tuple[int, StepsDone]]) -> StepsDone | None:
-    """Return the last step up to which all devices are known to have computed the same results in a saved state. None if
-    unknown.
+    """Return the last step of a saved state that is known to be good: up to it, all devices computed the same results. None if
+    no step is known to be good.
 
     ``meta``: metadata of the state, which the holder of lease number ``term`` saved. ``gone_back``: from ``leases.gone_back``.
-    A lease that returned the run to a step proves that all devices agreed at that step. So a state that an older lease saved at
-    or before that step is good, although its own metadata are older than the proof.
+    A lease goes back to a step only if all devices agreed at that step. So if an older lease saved the state at or before that
+    step, the state is good, even if its own metadata record only an earlier agreement.
     """
     if any(term < later and meta.step <= step for later, step in gone_back):
         return meta.step
@@ -54,7 +54,8 @@ def abandon_after(run: Folder, step: StepsDone, reason: str, term: int) -> list[
 
 
 def counting(run: Folder, found: Sequence[SnapshotPart]) -> list[SnapshotPart]:
-    """Return those of ``found`` that may be restored; each is one rank's part of a snapshot (state in the memory of nodes).
+    """Return the parts in ``found`` that may be restored. A part is one rank's share of a snapshot (state in the memory of
+    nodes).
 
     Parts that were saved before the run last began at step 0, or before its last rollback, are dropped. If a lease returned the
     run to an earlier step, because a device had computed wrong results, later steps that older leases saved are dropped too.

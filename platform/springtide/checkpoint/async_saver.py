@@ -23,8 +23,8 @@ The saver is always in one of five states. These are all transitions:
 ``poll`` moves the saver from Copying to Writing, to Done and to Idle. ``cancel`` and ``close`` first wait for the end of
 Copying. ``start`` starts the writer process; the state stays Idle. ``begin`` starts a new writer if the previous writer died
 while it was idle. If a writer dies during a job, that save fails, and the staging buffer is kept for the next save. If no
-staging buffer can be allocated, training waits until this save, and each later save, is written. After ``close`` in Writing,
-the writer finishes its save and exits.
+staging buffer can be allocated, training waits until this save, and each later save, is written. If ``close`` is called in
+Writing, the writer finishes its save and exits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from springtide.storage import Folder
 _LEAVING_S = 30.0
 """How long ``end``, called after the last save, waits for the writer process to exit [s]."""
 _PATIENCE_S = 600.0
-"""Longest time that a save in the training process waits for the files of the other ranks [s]."""
+"""How long rank 0 waits for the files of the other ranks if it writes the save itself, without a writer process [s]."""
 SPARE = SpareWriter()
 """Keeps the idle writer process of a finished worker group for the next worker group. It is global because successive worker
 groups share only the operating-system process that they train in. The writer exits when that process exits."""
@@ -78,7 +78,7 @@ class SaveOutcome:
 
 @dataclasses.dataclass(frozen=True)
 class Idle:
-    """State of a saver in which a save may begin."""
+    """State of a saver: no save is in progress, and a save may begin."""
 
     writer: WriterProcess | None = None
     """The writer process; None if none runs. If ``stage`` exists too, the writer has mapped this staging buffer."""
@@ -203,8 +203,8 @@ class AsyncSaver:
             self._state.stage.wait()
 
     def poll(self, wait: bool = False) -> SaveOutcome | None:
-        """Return the outcome of the current save, only once. None while the save is in progress, or if there is none. ``wait``:
-        wait until the save has ended."""
+        """Return the outcome of the current save. Each outcome is returned only once. None while the save is in progress, or if
+        there is no save. ``wait``: wait until the save has ended."""
         if isinstance(self._state, Copying) and (wait or self._state.handed_over.done()):
             self._state = self._state.next()
         if isinstance(self._state, Writing) and (wait or self._state.writer.answered()):
@@ -302,7 +302,7 @@ class AsyncSaver:
 
 
 def _with_writer(idle: Idle) -> Idle:
-    """Return ``idle`` with a live writer process, which has the staging buffer of ``idle`` mapped."""
+    """Return ``idle`` with a live writer process that has mapped the staging buffer of ``idle``."""
     if idle.writer is not None and idle.writer.alive:
         return idle
     writer = SPARE.take() or WriterProcess()

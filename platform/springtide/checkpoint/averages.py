@@ -1,4 +1,5 @@
-"""Moving averages of the weights in a checkpoint. They are optimizer state, sharded and stored like Adam's moments."""
+"""Load the moving averages of weights from a checkpoint. Averages are optimizer state, sharded and stored like Adam's
+moments."""
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ def match_averages(
 ) -> tuple[list[Piece], dict[str, Tensor], dict[str, Tensor]]:
     """Return (pieces to read, tensors to fill from these pieces, averages to set to the loaded weights).
 
-    ``pieces``: stored tensor parts. ``wanted``: tensors of this run, by name. A run that starts from another run's checkpoint
-    may keep moving averages although the checkpoint has none: then its averages start as copies of the loaded weights. If only
-    the checkpoint has averages, they are not read.
+    ``pieces``: stored tensor parts. ``wanted``: tensors of this run, by name. If this run keeps moving averages and the
+    checkpoint has none, the averages start as copies of the loaded weights. This may happen if the checkpoint is from another
+    run. If only the checkpoint has averages, they are not read.
     """
     stored = {one.tensor for one in pieces if _is_average(one.tensor)}
     here = {name: tensor for name, tensor in wanted.items() if _is_average(name)}

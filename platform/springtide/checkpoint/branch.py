@@ -4,8 +4,8 @@
     optimizer  a stage: take the weights and the optimizer state, and start at step 0 of other data
     weights    take the weights only, and start at step 0
 
-The checkpoint is read from the other run's folder, at any world size (``restore.begin``). A note in that folder keeps the
-checkpoint from removal: until the new run has committed a checkpoint of its own, each restart loads it again.
+The checkpoint is read from the other run's folder, at any world size (``restore.begin``). A note in that folder protects the
+checkpoint from deletion, because each restart loads it again until the new run has committed a checkpoint of its own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _COMPONENT, _TOKENS, _LOSS_SCALE = "stages_before", "tokens", "loss_scale"
 def resolve(url: str, known: str, field: str = FIELD) -> str:
     """Return the URL of the checkpoint that ``url`` names: the checkpoint itself, or the newest checkpoint of a run.
 
-    ``known``: URL of the checkpoint that this run began with, empty if it is new. If ``url`` is the run of ``known``, ``known``
-    is returned, so that a restart does not take a newer checkpoint. ``field``: the config field that holds ``url``, for errors.
-    Raises ConfigError unless the checkpoint exists, is committed, and is neither abandoned nor quarantined.
+    ``known``: URL of the checkpoint that this run began with, empty if this run is new. If ``url`` is the folder of the run
+    that ``known`` belongs to, ``known`` is returned: a restart must not switch to a newer checkpoint. ``field``: the config
+    field that holds ``url``, for errors. Raises ConfigError unless the checkpoint exists, is committed, and is neither
+    abandoned nor quarantined.
     """
     run, name = split(url)
     if not name and known and split(known)[0] == run:
@@ -43,8 +44,9 @@ def resolve(url: str, known: str, field: str = FIELD) -> str:
 
 
 def keep(url: str, run_id: str, field: str = FIELD) -> None:
-    """Keep the checkpoint ``url`` of another run from removal, because the run ``run_id`` starts from it. Raises ConfigError if
-    the other run has removed it meanwhile. ``field``: the config field that holds ``url``, for errors."""
+    """Protect the checkpoint ``url`` of another run from deletion, because the run ``run_id`` starts from it. Raises
+    ConfigError if the other run has removed the checkpoint meanwhile. ``field``: the config field that holds ``url``, for
+    errors."""
     run, name = split(url)
     hold(run, name, run_id)
     # no race with the removal of checkpoints: after ``commit.tidy`` has removed a commit marker, it reads the notes again, and
@@ -81,7 +83,8 @@ def meta_of_start(config: TrainConfig, manifest: Manifest) -> Meta:
 
 
 def components_of(tokens: int) -> dict[str, Any]:
-    """Return ``tokens``, the number of tokens trained on in earlier runs, as an entry for ``Meta.components``; empty for 0."""
+    """Return an entry for ``Meta.components`` with ``tokens``, the number of tokens that earlier runs trained on; empty for
+    0."""
     return {_COMPONENT: {_TOKENS: tokens}} if tokens else {}
 
 

@@ -43,9 +43,9 @@ def average_checkpoints(
     ema: bool = False,
     part_bytes: int = PART_BYTES,
 ) -> Manifest:
-    """Write the mean of the weights of several checkpoints as a checkpoint of ``to``, with the step of the newest of them.
+    """Write the mean of the weights of several checkpoints as a new checkpoint of the run ``to``.
 
-    Integer tensors are copied from the newest checkpoint.
+    The step and the integer tensors are those of the newest averaged checkpoint.
 
     Args:
         run: the run that the checkpoints belong to.
@@ -53,7 +53,7 @@ def average_checkpoints(
         to: the run that gets the new checkpoint.
         config: the config that is stored with the new checkpoint.
         ema: average the exponential moving averages of the weights instead of the weights.
-        part_bytes: most bytes that are averaged at a time.
+        part_bytes: largest number of bytes that are averaged at a time.
 
     Returns:
         The manifest of the new checkpoint.

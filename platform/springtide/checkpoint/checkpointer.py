@@ -27,16 +27,16 @@ class Checkpointer:
     """Saves and restores the checkpoints in one folder.
 
     Every rank of the default process group creates a Checkpointer and calls each method; a single process needs no process
-    group. Use it as a context manager: the exit waits for the last save, but not after an error.
+    group. Use it as a context manager: on exit it waits for the last save, except after an error.
 
-    The model may use FSDP2, HSDP or neither. A checkpoint can be restored with any other layout and number of ranks. It
-    can be restored once every rank's part is in the store. A killed save does not change older checkpoints.
+    The model may use FSDP2, HSDP or neither. A checkpoint can be restored with any other layout and number of ranks. A
+    checkpoint can be restored once every rank's part is in the store. If a save is killed, older checkpoints stay unchanged.
 
     Args:
         folder: Folder or URL (``s3://``, ``gs://``, ``az://``) that all ranks reach.
         keep_last: Number of checkpoints to keep.
-        stage_in: Folder of a memory file system; a save blocks only for the copy into it. Empty: a save blocks until it is
-            written.
+        stage_in: Folder of a memory file system, into which a save first copies the state. The save blocks only for this copy.
+            If empty, a save blocks until the state is written.
 
     Raises:
         RunExists: another live process of this machine writes to the folder.
@@ -82,7 +82,7 @@ class Checkpointer:
         """Release the folder, so that another process may write it.
 
         Args:
-            wait: Wait for the last save; give every rank the same value. If False, a save in progress may not be committed.
+            wait: Wait for the last save; pass the same value on every rank. If False, a save in progress may not be committed.
 
         Raises:
             CheckpointError: the last save failed on some rank.
@@ -122,8 +122,8 @@ class Checkpointer:
             optimizer: optimizer of ``model``; it must have stepped. Its state is saved, its hyperparameters are not.
 
         Raises:
-            CheckpointError: the previous save failed on some rank; the folder holds a checkpoint of a later step; or it holds
-                one of ``step`` itself, and neither ``restore`` nor ``save`` was called before.
+            CheckpointError: the previous save failed on some rank; the folder contains a checkpoint of a later step; or it
+                contains a checkpoint of ``step``, and this Checkpointer has neither restored nor saved before.
         """
         self.wait()
         if self._newest is None:  # neither restored nor saved yet: look for checkpoints of an earlier loop
@@ -133,8 +133,8 @@ class Checkpointer:
             is_taken = step < self._newest
         if is_taken:
             raise CheckpointError(
-                f"{self._run.url} holds step {self._newest}, and {step} is no later one: it would not count; call restore "
-                "first, or name another folder"
+                f"{self._run.url} holds step {self._newest}, and {step} is no later one: restores would ignore the save; call "
+                "restore first, or name another folder"
             )
         self._newest = step
         meta = Meta(

@@ -171,9 +171,10 @@ class PieceWriter:
         return pieces, index["size_bytes"]
 
     def _rotten(self, job: CommitJob, unchanged: Sequence[Piece]) -> set[Any]:
-        """Verify a random sample, seeded by the step, of the older blocks that hold ``unchanged`` pieces (tensor parts).
-        Returns ``Piece.box`` of each piece with a damaged or unreadable block. All tries of a job use the first result:
-        otherwise a second try could write other bytes than those that rank 0 has already committed."""
+        """Verify a few blocks in older files that hold ``unchanged`` pieces (tensor parts). The blocks are chosen at random,
+        with the step as seed. Returns ``Piece.box`` of each piece with a damaged or unreadable block. All tries of a job use
+        the result of the first try: otherwise a second try could write other bytes than those that rank 0 has already
+        committed."""
         if (job.term, job.name) != self._rotten_for:
             blocks = [block for piece in unchanged for block in blocks_of(piece)]
             drawn = random.Random(int(job.meta.step)).sample(blocks, min(_REREAD_BLOCKS, len(blocks)))
@@ -212,7 +213,8 @@ class PieceWriter:
             manifest, folder = read_manifest(self._run, last), checkpoints(self._run) / last
             mine = index_name(manifest.term, job.rank)
             same_size = manifest.meta.world_size == job.meta.world_size
-            # after a resize, any old rank's index may list a box of this rank; if there are many, writing all pieces costs less
+            # after a resize, the index of any old rank may list a box of this rank. If there are many indexes, none is read:
+            # writing all pieces again costs less
             others = manifest.indexes if len(manifest.indexes) <= _MOST_INDEXES else []
             for name in [mine] if same_size else others:
                 _, pieces = read_index(folder, name, manifest.files[name]["digest"])
@@ -223,8 +225,8 @@ class PieceWriter:
 def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     """Wait until every rank has written its index, write the manifest, and create the commit marker. Returns the manifest.
 
-    If another lease commits the same state during the wait, that lease's manifest is returned. The wait would not end, because
-    ranks that saw this commit write no index. Raises RunExists if a newer lease holds the run. Raises CheckpointError if
+    If another lease commits the same state during the wait, the manifest of that lease is returned: ranks that saw that commit
+    write no index, so the wait would never end. Raises RunExists if a newer lease holds the run. Raises CheckpointError if
     ``gone`` returns True (the save was canceled) before every index exists.
     """
     folder = checkpoints(run) / job.name
@@ -245,7 +247,7 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     if any(marked_by(run, job.name, mark) > job.term for mark in marks):
         raise RunExists(f"lease {job.term} of {run.url} may not write any more: a newer lease has marked {job.name}")
     marker = to_json({"manifest": manifest.name, "digest": digest.of_bytes(data), "term": job.term}).encode()
-    for mark in (COMMITTED, *marks) if marks else ():  # COMMITTED first: without the other marks, it would count
+    for mark in (COMMITTED, *marks) if marks else ():  # COMMITTED first: alone it would make the checkpoint usable
         folder.remove(mark)
     fault_point("commit", "before")
     try:
@@ -318,9 +320,9 @@ valid while the checkpoint's folder holds the same file names."""
 
 
 def tidy(run: Folder, job: CommitJob, known: KnownCheckpoints | None = None) -> None:
-    """Remove old checkpoints after a commit: all files that neither the retention rule keeps nor a kept checkpoint needs.
-    Commit markers are removed first, so a half-removed checkpoint never counts as committed. Files that cannot be removed now
-    are removed after a later save.
+    """Remove old checkpoints after a commit. The retention rule chooses the checkpoints to keep; files that a kept checkpoint
+    needs stay too. Commit markers are removed first, so a half-removed checkpoint never counts as committed. Files that cannot
+    be removed now are removed after a later save.
 
     ``known``: cache of the manifests that earlier calls read in this run; updated in place. With it, only the manifests of
     the newest ``retention.last`` checkpoints are read again: they must be readable before older checkpoints are removed."""
@@ -347,7 +349,7 @@ def _tidy(run: Folder, job: CommitJob, known: KnownCheckpoints) -> None:
             try:
                 manifest = read_manifest(run, name)
                 needs = {f"{name}/{file}" for file in (manifest.name, *manifest.files)} | set(manifest.refers)
-            except CheckpointError:  # unreadable: keep all older files, because it may refer to any
+            except CheckpointError:  # unreadable: keep all older files, as this checkpoint may refer to any of them
                 bad.add(name)
                 needs = {f"{older}/{file}" for older, others in contents.items() if older <= name for file in others}
         found[name] = retention.Found(
@@ -363,7 +365,7 @@ def _tidy(run: Folder, job: CommitJob, known: KnownCheckpoints) -> None:
     marks = [file for file in retention.garbage(found, job.retention, reading, job.term) if file.endswith(COMMITTED)]
     removed = {file: folder.read(file) for file in marks}
     folder.remove_files(marks)
-    if marks:  # a reader may have written its note meanwhile: put back the marker of its checkpoint
+    if marks:  # a process may have begun to read one of these checkpoints meanwhile: put back its marker
         now = retention.being_read(run) | bad
         for file in marks:
             if file.partition("/")[0] in now - reading:
@@ -379,7 +381,7 @@ def _tidy(run: Folder, job: CommitJob, known: KnownCheckpoints) -> None:
 
 
 def header_of(pieces: Sequence[StagedPiece]) -> tuple[bytes, dict[str, int]]:
-    """Return the safetensors header of a data file, and the offset in the file of each tensor's piece [bytes].
+    """Return the safetensors header of a data file, and name of a tensor -> offset of its piece in the file [bytes].
 
     Format: 8 bytes of length, JSON, the bytes of the tensors without gaps (github.com/huggingface/safetensors).
     """

@@ -3,7 +3,7 @@
 <run>/checkpoints/step-0000000050/   a0002-r0000.safetensors   tensors that rank 0 wrote in lease 2
                                      a0002-r0000.json          its index: place of each piece, digests of the piece's blocks
                                      a0002-manifest.json       size and digest of every file, and the state's metadata
-                                     COMMITTED                 created last, names the manifest; no checkpoint without it
+                                     COMMITTED                 created last: completes the checkpoint, names its manifest
                                      ABANDONED                 the run resumed from an older checkpoint: in another data
                                                                order, or because a device had computed wrong results
                                      QUARANTINED               stored bytes differ from those committed; holds the reason
@@ -46,7 +46,8 @@ FORMAT = 6
 _NAME = re.compile(r"step-(\d{10})")
 
 Identity = Callable[[StepsDone], str]
-"""Function: number of steps done -> hash of everything that decides which rows, in which order, these steps train on."""
+"""Function: number of steps done -> hash over everything that determines which rows these steps train on, and in which
+order."""
 
 
 class BadFile(CheckpointError):
@@ -92,7 +93,7 @@ class Meta(BaseModel):
     """Metrics by which the best checkpoints to keep may be chosen. Values that are not finite are dropped: JSON has no NaN, and
     the loss of one bad step must not make a checkpoint unreadable."""
     components: dict[str, Any] = {}
-    """Name of another component, such as a gradient scaler -> its state as plain JSON data."""
+    """Name of a component besides model and optimizer, such as a gradient scaler -> its state as plain JSON data."""
     labels: dict[str, str] = {}
 
     def adding(self, components: dict[str, Any], metrics: dict[str, float] | None = None) -> Meta:
@@ -235,8 +236,8 @@ def is_good(files: set[str]) -> bool:
 
 
 def marker_of(run: Folder, name: str) -> bytes | None:
-    """Return the bytes of a checkpoint's commit marker; None if it is not committed, or is abandoned or quarantined. Does not
-    list the folder, which holds thousands of names in a large run."""
+    """Return the bytes of a checkpoint's commit marker; None if the checkpoint is not committed, or is abandoned or
+    quarantined. Does not list the folder, which holds thousands of names in a large run."""
     folder = checkpoints(run) / name
     marker = _read_if_there(folder, COMMITTED)
     if marker is None or any(_read_if_there(folder, mark) is not None for mark in (ABANDONED, QUARANTINED)):
@@ -268,7 +269,7 @@ def committed(run: Folder) -> list[str]:
 
 
 def read_manifest(run: Folder, name: str) -> Manifest:
-    """Return the manifest that the commit marker of checkpoint ``name`` names.
+    """Return the manifest of checkpoint ``name``. The checkpoint's commit marker contains the name of the manifest's file.
 
     Raises BadFile if the manifest or the marker is missing or differs from the committed bytes, OtherFormat if another version
     of this package wrote the manifest, OSError if the store cannot be read.
@@ -288,7 +289,7 @@ def read_manifest(run: Folder, name: str) -> Manifest:
             )
         manifest = Manifest.model_validate_json(data)
         if manifest.meta.step != step_of(name):
-            raise ValueError(f"the manifest has step {manifest.meta.step}, the folder's name another")
+            raise ValueError(f"the manifest has step {manifest.meta.step}, but the folder is named after another step")
         return manifest
     except (FileNotFoundError, IsADirectoryError) as error:
         raise BadFile(f"{name}: a file is missing: {error}", marked) from None
@@ -306,8 +307,8 @@ def read_manifest(run: Folder, name: str) -> Manifest:
 
 def read_index(folder: Folder, name: str, expected: str = "") -> tuple[dict[str, Any], list[Piece]]:
     """Read the index ``name`` of one rank. Returns facts about the rank's data file (sizes, digests) and the rank's pieces
-    (tensor parts). Raises BadFile if the index is missing or invalid, or if its digest is not ``expected`` (empty: any
-    digest)."""
+    (tensor parts). Raises BadFile if the index is missing or invalid, or if its digest is not ``expected`` (empty: the digest
+    is not checked)."""
     file = f"{folder.name}/{name}"
     try:
         data = folder.read(name)
@@ -368,7 +369,7 @@ def _mark(run: Folder, name: str, mark: str, reason: str, term: int) -> None:
 
 def marked_by(run: Folder, name: str, mark: str) -> int:
     """Return the number of the lease that marked a checkpoint with ``mark`` (ABANDONED or QUARANTINED); 0 if there is no such
-    mark, or it does not hold a term."""
+    mark, or if the mark contains no lease number."""
     try:
         return checkpoints(run).read_as(f"{name}/{mark}", _NOTE).term
     except (FileNotFoundError, IsADirectoryError, DamagedFile):

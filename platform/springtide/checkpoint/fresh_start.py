@@ -43,11 +43,11 @@ def check_fresh_start(run: Folder) -> None:
 
 
 def begin_once(run: Folder, term: int, job: str) -> bool:
-    """Let the run begin again at step 0, but only once per ``job``. Returns True if the run begins again, False if ``job``
-    asked before.
+    """Let the run begin again at step 0, but only once per ``job``. Returns True if the run begins again, False if ``job`` has
+    already begun it again.
 
     ``job``: name of the job in the launcher; without a name, each call begins again. A launcher that restarts a crashed worker
-    group repeats --from-scratch, and this repetition must not discard the progress of the job.
+    group passes --from-scratch again; this must not discard the progress of the job.
     """
     if job and job in leases.scratch_jobs(run):
         return False
@@ -56,7 +56,8 @@ def begin_once(run: Folder, term: int, job: str) -> bool:
 
 
 def begin_from_scratch(run: Folder, term: int, job: str = "") -> list[str]:
-    """Let the run begin again at step 0: mark all checkpoints that a restore could use as abandoned. Returns their names.
+    """Let the run begin again at step 0: mark all usable checkpoints as abandoned, so that no restore loads them. Returns their
+    names.
 
     ``term``: number of the lease (right to write the run) that begins again. ``job``: name of the job that requests it, if it
     has one. The newest checkpoint is marked last: if this call is interrupted, the run still resumes from it. Retention removes
@@ -68,7 +69,7 @@ def begin_from_scratch(run: Folder, term: int, job: str = "") -> list[str]:
     return older
 
 
-# Checkpoints that were trained in another data order than the current one of the run.
+# Checkpoints that were trained in another data order than the run has now.
 
 
 def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:
@@ -87,8 +88,8 @@ def newer_of_other_orders(run: Folder, identity: Identity, go_back: bool) -> lis
     """Return the checkpoints that are newer than the newest checkpoint of this run's data order, newest first.
 
     An empty list if the newest checkpoint has this run's order, or if there is no checkpoint. None if all checkpoints have
-    other orders, so that there is nothing to resume from. If ``go_back`` is False, raises CheckpointError if the newest
-    readable checkpoint has another order.
+    other orders, so that there is nothing to resume from. If the newest readable checkpoint has another order and ``go_back``
+    is False, raises CheckpointError.
     """
     others: list[str] = []
     for name in reversed(committed(run)):
@@ -108,9 +109,9 @@ def newer_of_other_orders(run: Folder, identity: Identity, go_back: bool) -> lis
 
 
 def check_order(run: Folder, identity: Identity, go_back: bool, term: int = 0) -> bool:
-    """Mark checkpoints of another data order, newer than the newest checkpoint of this run's order, as abandoned. Their files
-    are kept. Returns False, and marks nothing, if all checkpoints have other orders. ``term``: number of the lease whose holder
-    marks them. ``go_back``, errors: as in ``newer_of_other_orders``."""
+    """Let the run resume from the newest checkpoint of its data order: newer checkpoints of other orders are marked as
+    abandoned, and their files stay. If all checkpoints have other orders, marks nothing and returns False. ``term``: number of
+    the lease whose holder marks them. ``go_back`` and errors: as in ``newer_of_other_orders``."""
     others = newer_of_other_orders(run, identity, go_back)
     if others:
         abandon(run, others, "the run resumed from an older checkpoint in another data order", term)

@@ -117,7 +117,7 @@ def _check_header(folder: Folder, file: str, facts: dict[str, Any]) -> None:
 
 
 def _age(saved_s: float) -> str:
-    seconds = max(0.0, time.time() - saved_s)  # negative if the clock of the machine that saved was ahead
+    seconds = max(0.0, time.time() - saved_s)  # the age is negative if the clock of the machine that saved was ahead
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -1,16 +1,18 @@
-"""Leases: who may write a run. Each driver or worker group that starts claims a lease, a file with the next number (the term).
-Only the holder of the newest lease may write.
+"""Leases: who may write a run. When a driver or a worker group starts, it claims a lease: a file with the next number (the
+term). Only the holder of the newest lease may write.
 
 <run>/leases/0003.json       the lease of term 3: owner, host, process
              0003.ended      written when the lease ends; a lease without it was lost, or is still active
-             0003.committed  written after its first commit
+             0003.committed  written after the first commit under this lease
              0003.scratch    written with --from-scratch: the run begins again at step 0
              0003.rollback   written by a worker group that rolls back: restores ignore older leases' snapshots
-             0003.back       holds a step: a device computed wrong results, so restores ignore later steps of older leases
+             0003.back       contains a step: a device had computed wrong results, so the run went back to this step;
+                             restores ignore later steps that older leases saved
 
 If the holder of an older lease is still alive (network partition, second driver), its next commit fails. It can still write to
-the journal (log of events), but only to files with its own term (segments). The newer lease resumes from some step; readers of
-the journal drop later steps in the older segments (``tracking/segments.py``). Only terms are compared, never clocks.
+the journal (log of events), but only to the files with its own term (its segments). The holder of the newer lease resumes from
+some step. Readers of the journal drop later steps from segments of older leases (``tracking/segments.py``). Only terms are
+compared, never clocks.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Lease:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
     term: Annotated[int, Field(ge=1)]
-    """Number of the lease. Each new claim has a larger number, and only the holder of the largest may write (a fencing
+    """Number of the lease. Each new claim has a larger number, and only the holder of the largest number may write (a fencing
     token)."""
     owner: str
     """Random id of the driver, or of a worker group without a driver. A driver's worker groups claim their leases with the
@@ -66,13 +68,13 @@ class Lease:
     process: str = ""
     """Boot id and start time of the process, to distinguish it from a later process with the same pid; empty if unknown."""
     driver: Annotated[int, Field(ge=0)] = 0
-    """Number of the lease that the driver of this owner claimed for itself; 0 without a driver (under torchrun)."""
+    """Number of the lease that the driver claimed for itself; 0 without a driver (under torchrun)."""
     code: str = ""
-    """Digest of the user's own code (such as a model) that the user allowed to run when ``owner`` first claimed; empty without
-    it."""
+    """Digest of the user's own code, such as a model. The user allowed this code to run when ``owner`` first claimed the run.
+    Empty if the run has no such code."""
     seal: str = ""
-    """Signature (HMAC) that proves that this user trusted ``code`` in this run: other users may be able to write the lease
-    file."""
+    """Signature (HMAC) that proves that this user trusted ``code`` in this run. It is needed because other users may be able to
+    write the lease file."""
     groups: Annotated[int, Field(ge=0)] = 0
     """Number of worker groups that trained the run before this lease."""
     losses: Annotated[int, Field(ge=0)] = 0
@@ -104,8 +106,8 @@ def claim(
     sources: Mapping[str, str] = _NO_CODE,
     yields: bool = False,
 ) -> Lease:
-    """Claim the next term (lease number) of a run and return the lease. The number of requests does not grow with the number of
-    leases.
+    """Claim the next term (lease number) of a run and return the lease. The number of requests to the store does not grow with
+    the number of leases.
 
     If the newest lease's file is damaged, its holder counts as crashed. With ``again``, RunExists is raised instead: the
     damaged file may be another owner's lease.
@@ -115,19 +117,19 @@ def claim(
         owner: id of the driver, or of a worker group without a driver.
         trains: True for a worker group, False for a driver.
         again: True if ``owner`` has claimed the run before.
-        ends: number of the lease that the same worker group has held until now, so that the group is not counted twice; 0 if
-            none.
+        ends: number of the lease that the same worker group has held until now, so that the group is not counted twice; 0 if it
+            held no lease.
         sources: settings that may run code of the user (``Config.needs_trust``). The lease records that the user trusts this
-            code, so a resume without the user may run it.
-        yields: allow another owner to claim the run at any time, although this process is alive. With ``again``, also claim a
-            run that another driver has claimed since, if that driver ended without starting a worker group (``is_left``).
+            code, so an unattended resume may run it.
+        yields: allow another owner to claim the run at any time, although this process is alive. With ``again``, the claim also
+            succeeds if another driver has claimed the run since and ended without starting a worker group (``is_left``).
 
     Raises:
         RunExists: another process claimed the same number at the same moment; the holder of the newest lease, or its driver, is
             a live process of this machine; the newest lease is in another format; or, with ``again``, another owner has claimed
             the run since.
-        FileNotFoundError: with ``again``, if this node sees no lease: the run's shared storage is not mounted here, so the path
-            is another folder.
+        FileNotFoundError: with ``again``, if this node finds no lease: the run's shared storage is not mounted on this node, so
+            the path leads to another folder.
     """
     last = _last(run, again)
     if last is None and again:
@@ -138,7 +140,7 @@ def claim(
         raise _held_by(run, last)
     same = (
         last if last and (last.owner == owner or yields) else None
-    )  # with ``yields``, another owner's claim also counts: keep the code that its user has trusted
+    )  # with ``yields``, also continue another owner's lease, and keep the code that its user has trusted
     code = same.code if same else code_digest(sources)
     number, groups, losses = 1, 0, 0
     if last is None:
@@ -165,7 +167,7 @@ def claim(
     try:
         (run / "leases").create(_file(mine.term), to_json({"format": FORMAT, **dataclasses.asdict(mine)}).encode())
     except FileExistsError:
-        _check_mine(run, mine)  # the existing file may be our own write, whose response was lost
+        _check_mine(run, mine)  # the existing file may be our own: an earlier try wrote it, but its response was lost
     else:
         if not run.has_atomic_create:  # this store may have let two processes create the same file
             _check_mine(run, mine)
@@ -218,23 +220,23 @@ def _trust(run: Folder, sources: Mapping[str, str], code: str) -> str:
     """Return the text that a lease's seal (HMAC) signs: run URL, the user's functions, names of environment variables, and the
     digest of the code."""
     named = [sources.get(field, "") for field in CODE_FIELDS]
-    while named and not named[-1]:  # drop empty fields at the end: older versions have fewer fields
+    while named and not named[-1]:  # drop empty fields at the end: seals of versions with fewer fields stay valid
         named.pop()
     named += sorted(sources.keys() - {*CODE_FIELDS})  # names of environment variables; the digest covers their values
     return to_json([run.url, *named, code])
 
 
 def check_free(run: Folder) -> None:
-    """Raise RunExists if the run's holder, or the driver of the holder, is a live process of this machine. The error names
-    it."""
+    """Raise RunExists if the process that holds the newest lease, or its driver, is alive on this machine. The error names the
+    process."""
     last = _last(run)
     if last and _is_held(run, last):
         raise _held_by(run, last)
 
 
 def why_over(run: Folder) -> str | None:
-    """Return the reason why no driver can take commands for the run, such as that it was never trained; None if a driver may be
-    running. The answer comes from the leases: a killed driver has not recorded its end, so it counts as running."""
+    """Return why no driver can receive commands for the run, for example because the run was never trained. None if a driver
+    may be running. Only the leases are read: a killed driver has not recorded its end, so it counts as running."""
     last = _last(run)
     if last is None:
         return "it has never been trained"
@@ -246,13 +248,13 @@ def why_over(run: Folder) -> str | None:
 
 
 def has_ended(run: Folder, lease: Lease) -> bool:
-    """Return True if the driver of ``lease`` has recorded its end. Under torchrun, without a driver: if the worker group
-    has."""
+    """Return True if the driver of ``lease`` has recorded its end. Under torchrun there is no driver: return True if the worker
+    group has recorded its end."""
     return (run / "leases").exists(f"{lease.driver or lease.term:04d}.ended")
 
 
 def is_left(run: Folder, lease: Lease) -> bool:
-    """Return True if ``lease`` is that of a driver that has recorded its end and started no worker group."""
+    """Return True if ``lease`` belongs to a driver that started no worker group and has recorded its end."""
     return not lease.trains and lease.driver in (0, lease.term) and has_ended(run, lease)
 
 
@@ -261,8 +263,8 @@ def check(run: Folder, mine: int, owner: str = "") -> None:
 
     Raises:
         LeaseOvertaken: ``owner`` itself has claimed a newer lease.
-        RunExists: another owner has claimed a newer lease. If ``owner`` is given, also if another owner has claimed the same
-            term: two owners can do so in a store without conditional puts.
+        RunExists: another owner has claimed a newer lease. If ``owner`` is given, also if another owner has claimed a lease
+            with the same number, which is possible in a store without conditional puts.
     """
     last = max(_numbers((run / "leases").names()), default=0)
     holder = _owner(run, last) if owner else None
@@ -280,7 +282,7 @@ def end(run: Folder, term: int) -> None:
 
 
 def note_commit(run: Folder, term: int) -> None:
-    """Record that lease ``term`` has committed a checkpoint. From then on, the run begins at step 0 only with
+    """Record that lease ``term`` has committed a checkpoint. From then on, the run can begin at step 0 only with
     --from-scratch."""
     try:
         (run / "leases").write(f"{term:04d}.committed", b"")
@@ -294,14 +296,14 @@ def note_scratch(run: Folder, term: int, job: str = "") -> None:
 
 
 def scratch_jobs(run: Folder) -> set[str]:
-    """Return the names of the jobs that began the run again at step 0. A job without a name, or a rollback to step 0, adds an
-    empty text."""
+    """Return the names of the jobs that began the run again at step 0. The set contains an empty text if a job without a name,
+    or a rollback to step 0, did so."""
     folder = run / "leases"
     return {folder.read(f"{term:04d}.scratch").decode(errors="replace") for term in _numbers(folder.names(), _SCRATCH)}
 
 
 def note_gone_back(run: Folder, term: int, step: StepsDone) -> None:
-    """Record that lease ``term`` goes back to ``step``: restores ignore states of later steps that older leases wrote."""
+    """Record that lease ``term`` goes back to ``step``: restores ignore later steps that older leases saved."""
     (run / "leases").write(f"{term:04d}.back", to_json({"step": step}))
 
 
@@ -332,13 +334,13 @@ def note_rollback(run: Folder, term: int) -> None:
 
 def snapshots_since(run: Folder) -> int:
     """Return the lowest lease number whose snapshots (states in the memory of nodes) may still be restored. A restart at step 0
-    or a rollback raises it."""
+    or a rollback increases this number."""
     names = (run / "leases").names()
     return max(max(_numbers(names, _SCRATCH), default=0) + 1, max(_numbers(names, _ROLLBACK), default=0))
 
 
 def losses(run: Folder) -> int:
-    """Return the number of worker groups before the newest lease that were lost (crashed or killed): their end was not
+    """Return how many worker groups were lost before the newest lease: they crashed or were killed, so their end was not
     recorded."""
     last = _last(run)
     return last.losses if last else 0
@@ -370,7 +372,7 @@ def _read(run: Folder, number: int) -> Lease:
     except ValidationError as error:
         raise damaged(where, f"is not a lease ({first_problem(error)})") from None
     if written != FORMAT or lease.term != number or lease.driver > number:
-        raise damaged(where, f"cannot be lease {number}: its term is {lease.term}, and its driver has {lease.driver}")
+        raise damaged(where, f"cannot be lease {number}: it has term = {lease.term}, driver = {lease.driver}")
     return lease
 
 
@@ -388,7 +390,7 @@ def _last(run: Folder, again: bool = False) -> Lease | None:
 
 
 def _holder(run: Folder, number: int) -> str:
-    """Return lease ``number`` as text for an error message, even if its file cannot be read."""
+    """Return a description of lease ``number`` for an error message, even if the lease's file cannot be read."""
     try:
         return str(_read(run, number))
     except (DamagedFile, RunExists, OSError) as error:
@@ -410,7 +412,7 @@ def _held_by(run: Folder, lease: Lease) -> RunExists:
 
 
 def _numbers(names: Iterable[str], kind: re.Pattern[str] = _FILE) -> list[int]:
-    """Return the lease numbers in those file ``names`` that match ``kind``, ascending: 3 for ``0003.json``."""
+    """Return the lease numbers in those file ``names`` that match the pattern ``kind``, ascending: 3 from ``0003.json``."""
     return sorted(int(match[1]) for name in names if (match := kind.fullmatch(name)))
 
 
@@ -429,7 +431,7 @@ def _is_held(run: Folder, last: Lease) -> bool:
 
 
 def _driver(run: Folder, lease: Lease) -> Lease | None:
-    """Return the lease that the driver of the worker group of ``lease`` claimed for itself; None if it cannot be read."""
+    """Return the lease of the driver that started the worker group of ``lease``; None if the driver's lease cannot be read."""
     try:
         return _read(run, lease.driver)
     except (DamagedFile, FileNotFoundError, IsADirectoryError) as error:
@@ -448,9 +450,9 @@ def _is_alive(run: Folder, lease: Lease) -> bool:
 
 
 def process_id(pid: int) -> str:
-    """Return boot id and start time of process ``pid`` of this machine, which a later process with the same pid does not share.
+    """Return the boot id and the start time of process ``pid`` of this machine. A later process with the same pid has others.
 
-    Empty if they cannot be read, or the process is a zombie.
+    Empty if they cannot be read, or if the process is a zombie.
 
     Examples:
         >>> import os

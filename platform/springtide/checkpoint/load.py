@@ -34,8 +34,8 @@ _NAMES_SHOWN = 5
 _CONVERTED_BYTES = 64 * 2**20
 """Largest number of stored bytes that are converted to another type at a time. A single larger row is converted as a whole."""
 Convert = Callable[[Tensor, torch.dtype], Tensor]
-"""Function: (stored rows of a tensor, type of the model's tensor) -> the rows in the model's type. The type uint8 stands for
-weights of 4 bits, packed."""
+"""Function: (stored rows of a tensor, type of the model's tensor) -> the rows in the model's type. If the model's type is
+uint8, the model stores packed 4-bit weights."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,8 +97,8 @@ def load(
 
 def wider_tensors(pieces: Iterable[Piece], wanted: Mapping[str, Tensor], convert: Convert) -> dict[str, list[Piece]]:
     """Return the tensors that ``convert`` must convert to the model's type: name -> pieces (stored tensor parts). Such a tensor
-    is stored as floating-point numbers, the tensor in ``wanted`` has another type, and ``convert`` produces its type and
-    shape."""
+    is stored as floating-point numbers, but has another type in ``wanted``, and ``convert`` turns it into the type and shape in
+    ``wanted``."""
     found = {}
     for name, some in by_tensor(pieces).items():
         stored, tensor = type_of(some[0].dtype), wanted.get(name)
@@ -184,8 +184,8 @@ def read_boxes(source: PieceSource, pieces: Sequence[Piece], tensor: Tensor, hel
 
 
 def _copies(pieces: Sequence[Piece], tensor: Tensor, held: Box) -> list[_Copy]:
-    """Return the copies that fill ``tensor`` from ``pieces`` (stored tensor parts). ``held``: offsets and sizes of ``tensor``
-    in the whole tensor. Raises CheckpointError unless the pieces cover each of its elements exactly once."""
+    """Return the copy operations that fill ``tensor`` from ``pieces`` (stored tensor parts). ``held``: offsets and sizes of
+    ``tensor`` in the whole tensor. Raises CheckpointError unless the pieces cover each of its elements exactly once."""
     found = [copy for piece in pieces if (copy := _Copy.of(piece, tensor, held))]
     name = pieces[0].tensor
     check_disjoint(name, [copy.piece for copy in found])
@@ -196,7 +196,7 @@ def _copies(pieces: Sequence[Piece], tensor: Tensor, held: Box) -> list[_Copy]:
 
 
 def _read_all(source: PieceSource, copies: Sequence[_Copy], verify: bool) -> None:
-    """Read the bytes of ``copies`` from stored pieces to tensors, several reads at a time."""
+    """Perform ``copies``: read the bytes of stored pieces into tensors, several reads at a time."""
     blocks = (block for one in copies for block in blocks_of(one.piece, one.begin, one.end, one.take))
     read_all(source, blocks, _READERS, verify)
     for copy in copies:
@@ -249,8 +249,8 @@ def check_names(stored: Mapping[str, Sequence[Piece]], wanted: Mapping[str, Tens
 
 
 class _Copy:
-    """A copy to perform. This rank's ``tensor`` is a part of a whole tensor: the box (index range) ``held``. The copy fills the
-    part of ``tensor`` that a stored piece overlaps."""
+    """A copy operation, from a stored piece to this rank's ``tensor``. ``tensor`` is the box (index range) ``held`` of a whole
+    tensor. The operation fills the part of ``tensor`` that the piece overlaps."""
 
     def __init__(self, piece: Piece, overlap: Box, tensor: Tensor, held: Box) -> None:
         self.piece = piece
@@ -279,7 +279,7 @@ class _Copy:
 
     @classmethod
     def of(cls, piece: Piece, tensor: Tensor, held: Box) -> _Copy | None:
-        """Return the copy of the overlap of a stored ``piece`` and the box ``held``; None if they do not overlap."""
+        """Return the copy operation for the overlap of a stored ``piece`` and the box ``held``; None if they do not overlap."""
         begins = tuple(map(max, piece.offsets, held.offsets))
         ends = [
             min(one + size, other + length)

@@ -25,8 +25,8 @@ _BLOCKS = "model/blocks."
 def with_new_blocks(pieces: Sequence[Piece], new_blocks: Sequence[int]) -> list[Piece]:
     """Return the pieces of a checkpoint (stored tensor parts), renamed to the tensors of the deeper model.
 
-    Decoder blocks get their numbers in the deeper model. The pieces of a block are also returned for the new blocks after it,
-    except those of output matrices. ``new_blocks``: numbers of the new blocks in the deeper model (``train.new_blocks``).
+    Decoder blocks get their numbers in the deeper model. A new block gets the pieces of the block before it, except pieces of
+    output matrices. ``new_blocks``: numbers of the new blocks in the deeper model (``train.new_blocks``).
     """
     stored = {_number(piece.tensor) for piece in pieces} - {-1}
     sources, taken = dict[int, list[int]](), 0

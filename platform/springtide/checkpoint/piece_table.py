@@ -19,7 +19,7 @@ import numpy as np
 from springtide.checkpoint.format import BLOCK_BYTES, Piece
 from springtide.storage import digest, to_json
 
-if TYPE_CHECKING:  # checkpoint.tensors imports torch
+if TYPE_CHECKING:  # not at run time: checkpoint.tensors imports torch
     from springtide.checkpoint.tensors import Box
 
 _DIGEST_BYTES = 16
@@ -112,7 +112,7 @@ class PieceTable(NamedTuple):
         ends_before, begins_after = np.zeros((2, len(self.tensors)), np.int64)
         for number, (name, _, shape) in enumerate(self.tensors):
             if (box := wanted.get(name)) is not None and (not shape or len(box.offsets) != len(shape)):
-                begins_after[number] = np.iinfo(np.int64).max  # a scalar, or another number of dimensions: keep all
+                begins_after[number] = np.iinfo(np.int64).max  # scalar, or other number of dimensions: keep all pieces
             elif box is not None:
                 ends_before[number], begins_after[number] = box.offsets[0], box.offsets[0] + box.sizes[0]
         has_rows = dims > 0
@@ -129,7 +129,8 @@ class PieceTable(NamedTuple):
         return dims, np.cumsum(2 * dims) - 2 * dims
 
     def _rows(self, rows: np.ndarray, dims: np.ndarray, begins: np.ndarray) -> list[Piece]:
-        """Return the pieces in ``rows``. ``dims`` and ``begins``: from ``_dims_and_begins``, for all pieces."""
+        """Return the pieces in the table rows with the numbers ``rows``. ``dims`` and ``begins``: from ``_dims_and_begins``,
+        for all pieces."""
         blocks = np.maximum(1, -(-self.bytes_at[:, 1] // BLOCK_BYTES))
         first_block = np.cumsum(blocks) - blocks
         columns = (self.tensor, self.file, self.bytes_at[:, 0], self.bytes_at[:, 1], dims, begins, first_block, blocks)

@@ -60,8 +60,8 @@ class Restored:
     rejected: tuple[tuple[str, str], ...] = ()
     """Newer checkpoints that this restore found bad and quarantined: (name, problem)."""
     agreed_step: StepsDone | None = None
-    """Number of steps done, up to this state, at the last comparison that found the same results on all devices; None if
-    devices were never compared."""
+    """Last step, at most the step of this state, at which a comparison of the devices found equal results; None if devices were
+    never compared."""
     new_adapter: bool = False
     """True if the checkpoint has no low-rank adapter, so the model's adapter is not initialized yet."""
 
@@ -127,11 +127,11 @@ def begin(
     adapted: bool = False,
     convert: Convert | None = None,
 ) -> Restored | None:
-    """Load the checkpoint of another run that ``config.start_from`` names; all ranks call it together. Returns None if
+    """Load a checkpoint of another run, which ``config.start_from`` names; all ranks call it together. Returns None if
     ``start_from`` is empty.
 
-    ``adapted``: the model has a low-rank adapter. The adapter starts untrained if only weights are loaded and the checkpoint
-    has none. ``convert``: as for ``load``; used if only weights are loaded. Raises the errors of ``restore``, and
+    ``adapted``: the model has a low-rank adapter. If only weights are loaded and the checkpoint has no adapter, the adapter
+    starts untrained. ``convert``: as for ``load``; used if only weights are loaded. Raises the errors of ``restore``, and
     CheckpointError if bytes are bad: no older checkpoint is tried, because the user named this one.
     """
     if not config.start_from:
@@ -192,7 +192,7 @@ def _try_load(
         )
 
     with contextlib.ExitStack() as noted:
-        if rank_here() == 0:  # one reader note for all ranks: it keeps the files until every rank has read them
+        if rank_here() == 0:  # one note for all ranks protects the files from deletion until all have read them
             noted.enter_context(_noted(run, name))
         size = len(gathered(None))
         found, report, fatal = _attempt(read, run, name, node)
@@ -219,8 +219,9 @@ def _try_load(
 
 @contextlib.contextmanager
 def _noted(run: Folder, name: str) -> Iterator[None]:
-    """Keep the checkpoint's files from removal during the ``with`` block, by a reader note (``note_reader``). Writes no note if
-    this node does not see the checkpoint: if the run's storage is not mounted here, the note would create a new folder."""
+    """Protect the checkpoint's files from deletion during the ``with`` block, with a reader note (``note_reader``). If this
+    node does not find the checkpoint, no note is written: the run's storage may not be mounted here, and the note would create
+    a new folder."""
     is_there = False
     with contextlib.suppress(OSError):  # ignored here: the read that follows raises the error
         is_there = (checkpoints(run) / name).exists(COMMITTED)
@@ -231,8 +232,8 @@ def _noted(run: Folder, name: str) -> Iterator[None]:
 def _attempt(
     function: Callable[[], _T], run: Folder, name: str, node: str
 ) -> tuple[_T | None, BadFileReport, Exception | None]:
-    """Call ``function``. Return its result, a report of the bad file if it found one, and the error, if any, that
-    must end all ranks."""
+    """Call ``function`` and return (result, report, error). The report names the file if the function found a bad one. The
+    error must end all ranks. The result is None after a problem; the error is None without one."""
     found: _T | None = None
     report = BadFileReport(node=node or socket.gethostname())
     fatal: Exception | None = None
@@ -273,7 +274,7 @@ def _confirmed(
 
 def _unless_fatal(value: Any, fatal: Exception | None) -> list[Any]:
     """Exchange ``value`` between all ranks. Returns the values, by rank. ``fatal``: error of this rank that must end all ranks,
-    or None. If any rank has one, every rank raises the first such error."""
+    or None. If any rank passes an error, every rank raises the first one."""
     everyone = gathered((value, fatal))
     for _, error in everyone:
         if error is not None:

@@ -1,6 +1,7 @@
 """Choose the checkpoints to keep and the files to remove. All functions are pure, except the functions for reader notes.
 
-A process that reads a checkpoint writes a reader note. The checkpoint's files are kept until the note is removed or expires.
+A process that reads a checkpoint writes a reader note, a small file. The checkpoint's files are protected from deletion until
+the note is removed or expires.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _OURS = re.compile(r"COMMITTED|ABANDONED|QUARANTINED|a\d{4,}-(manifest\.json|r\d
 """Names of the files that this package writes to a checkpoint's folder. Other files there are never removed."""
 _READERS = "readers"
 _READER_S = 3600.0
-"""Lifetime of a reader note, in case its reader dies without removing the note; a live reader renews its note [s]."""
+"""A reader note expires after this time, because a reader may die without removing its note; a live reader renews it [s]."""
 
 
 class _ReaderNote(NamedTuple):
@@ -63,13 +64,14 @@ class Found(NamedTuple):
     needs: frozenset[str]
     """All files that the checkpoint needs, as ``<checkpoint>/<file>``, including those in older checkpoints."""
     agreed_step: int | None = None
-    """Steps done when all devices last computed the same results before this save; None if devices were never compared."""
+    """Last step before this save at which all devices were found to compute the same results; None if devices were never
+    compared."""
 
 
 def kept(found: Mapping[str, Found], rule: Rule) -> set[str]:
-    """Return the names of the usable checkpoints to keep (committed, not abandoned, not quarantined). Always includes the
-    newest checkpoint. If devices are compared, also the newest checkpoint up to the step at which all devices last agreed:
-    later ones may have to be abandoned."""
+    """Return the names of the usable checkpoints to keep (committed, not abandoned, not quarantined). The newest checkpoint is
+    always kept. If devices are compared, one more is kept: the newest checkpoint up to the step at which all devices last
+    computed the same results. Later checkpoints may have to be abandoned."""
     names = sorted(name for name, one in found.items() if one.counts)
     keep = set(names[-max(rule.last, 1) :])
     if rule.every:
@@ -86,9 +88,9 @@ def kept(found: Mapping[str, Found], rule: Rule) -> set[str]:
 def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int) -> list[str]:
     """Return the files to remove, as ``<checkpoint>/<file>``, all commit markers before all other files.
 
-    ``reading``: names of checkpoints with a reader note. ``term``: term of the writer's lease. Three kinds of files are never
-    removed: files of newer leases, files of checkpoints newer than the newest usable one, and files that this package does
-    not write. A quarantined or abandoned checkpoint is removed once there are ``rule.last`` newer usable checkpoints.
+    ``reading``: names of checkpoints with a reader note. ``term``: number of the writer's lease. Three kinds of files are never
+    removed: files of newer leases, files of checkpoints newer than the newest usable checkpoint, and files that this package
+    does not write. A quarantined or abandoned checkpoint is removed once there are ``rule.last`` newer usable checkpoints.
     """
     keep = kept(found, rule)
     if not keep:
@@ -108,7 +110,7 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
         files = [
             file for file in one.files if _OURS.fullmatch(file) and (name not in keep or term_of(file) is not None)
         ]
-        # a marker has no lease number in its name: use the highest one of the checkpoint's other files
+        # a marker has no lease number in its name: use the highest lease number of the checkpoint's other files
         of_marks = max((term_of(file) or 0 for file in one.files), default=0)
         doomed += [
             f"{name}/{file}" for file in files if f"{name}/{file}" not in needed and (term_of(file) or of_marks) <= term
@@ -118,7 +120,7 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
 
 @contextlib.contextmanager
 def note_reader(run: Folder, name: str) -> Iterator[None]:
-    """Keep the files of checkpoint ``name`` during the ``with`` block, by a reader note.
+    """Protect the files of checkpoint ``name`` from deletion during the ``with`` block, with a reader note.
 
     If the note cannot be written, the block runs without it. If this process is killed, the note expires. Raises ConfigError if
     the folder of notes is a link out of the run: an untrusted run may contain such a link.
@@ -147,8 +149,9 @@ def note_reader(run: Folder, name: str) -> Iterator[None]:
 
 
 def hold(run: Folder, name: str, who: str) -> None:
-    """Keep checkpoint ``name``, which the run ``who`` starts from, until ``release``, by a note that does not expire. Raises
-    OSError if the note cannot be written, ConfigError as ``note_reader`` does."""
+    """Protect checkpoint ``name`` from deletion until ``release``, with a note that does not expire. ``who``: id of the run
+    that starts from the checkpoint. Raises OSError if the note cannot be written, ConfigError if the folder of notes is a link
+    out of the run."""
     checkpoints(run).confined().write(f"{_READERS}/{name}.{who}", to_json({"until_s": None}))
 
 

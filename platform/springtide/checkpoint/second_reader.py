@@ -13,8 +13,9 @@ from springtide.errors import CheckpointError
 from springtide.storage import Folder
 
 ReadElsewhere = Callable[[Folder, str, str, Collection[str]], str | None]
-"""Function: (run, checkpoint, file, nodes) -> the result of ``still_bad``, called on a node that is not in ``nodes``. None if
-no other node can read the run's storage. Raises OSError if other nodes can, but none of them responds."""
+"""Function that reads a file on a node outside of ``nodes``: (run, checkpoint, file, nodes) -> description of the problem,
+empty if the file is good. None if no such node can read the run's storage. Raises OSError if such nodes exist, but none
+responds."""
 
 
 class BadFileReport(NamedTuple):
@@ -25,15 +26,15 @@ class BadFileReport(NamedTuple):
     problem: str = ""
     """Description of the problem; empty if the part is good."""
     file: str = ""
-    """Path of the bad file below ``checkpoints/``; empty for a problem that every reader finds (overlapping pieces)."""
+    """Path of the bad file below ``checkpoints/``; empty for a problem that every reader finds, such as overlapping pieces."""
 
 
 def second_readers(reports: Sequence[BadFileReport]) -> dict[str, int]:
-    """For each file that was reported as bad, choose the rank that reads it again. Returns file -> rank. ``reports``: one per
-    rank, by rank.
+    """For each file that was reported as bad, choose the rank that reads it again. Returns file -> rank. ``reports``: the
+    report of each rank, in the order of ranks.
 
-    The order of preference is a rank on another node that reported no problem, any rank on another node, another rank on the
-    same node, and the rank that reported the file.
+    Order of preference: (1) a rank on another node that reported no problem; (2) any rank on another node; (3) another rank on
+    the same node; (4) the rank that reported the file.
     """
     accusers: dict[str, list[int]] = {}
     for rank, one in enumerate(reports):
@@ -48,18 +49,18 @@ def second_readers(reports: Sequence[BadFileReport]) -> dict[str, int]:
 
         best = min(map(unfitness, range(len(reports))))
         equals = [rank for rank in range(len(reports)) if unfitness(rank) == best]
-        found[file] = equals[number % len(equals)]  # share out the files among equally good ranks
+        found[file] = equals[number % len(equals)]  # spread the files over equally good ranks
     return found
 
 
 def read_again(
     run: Folder, name: str, file: str, reports: Sequence[BadFileReport], rank: int, elsewhere: ReadElsewhere | None
 ) -> str:
-    """Read ``file`` as second reader and return the problem found, as ``still_bad`` does. Called on ``rank``, which
-    ``second_readers`` has chosen.
+    """Read ``file`` again, as the second reader. Returns a description of the problem; empty if the file is good. Called on
+    ``rank``, which ``second_readers`` has chosen.
 
-    If this rank finds the file bad too, but runs on a node that had reported the file, ``elsewhere`` (if given) reads it on
-    another node. Otherwise a single faulty node could make a good checkpoint count as bad.
+    This rank may run on a node that has already reported the file. If it finds the file bad too, ``elsewhere`` (if given) reads
+    the file on another node. Otherwise a single faulty node could make a good checkpoint count as bad.
     """
     problem = still_bad(run, name, file)
     nodes = {one.node for one in reports if one.file == file}

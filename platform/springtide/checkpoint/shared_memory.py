@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MARK_BYTES = 64
-"""Bytes reserved for the mark, the header in front of the tensors in shared memory. It holds the step of the tensors as int64,
-then a random id that the rank that copies them draws once (GROUP_BYTES). While tensors are being copied, the step is
-NO_STEP."""
+"""Bytes reserved for the mark, the header in front of the tensors in shared memory. The mark is the step of the tensors
+(int64), then a random id (GROUP_BYTES). Each rank draws its id once, for all tensors that it copies. While tensors are being
+copied, the step is NO_STEP."""
 GROUP_BYTES = 16
 NO_STEP = -1
 

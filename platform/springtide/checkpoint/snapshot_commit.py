@@ -25,9 +25,9 @@ PARTS_S = 600.0
 
 
 def to_commit(run: Folder, found: Sequence[SnapshotPart], config_fingerprint: str) -> list[SnapshotPart]:
-    """Return the parts, by rank, of the newest snapshot of which ``found`` has a part of every rank. An empty list if there is
-    none, or if a checkpoint of the same or a later step is committed. Ignored are snapshots of another config, and snapshots
-    that may not be restored (``agreed.counting``)."""
+    """Return the parts, by rank, of the newest complete snapshot in ``found`` (with a part of every rank). An empty list if no
+    snapshot is complete, or if a checkpoint of the same or a later step is committed. Snapshots of another config, and
+    snapshots that may not be restored (``agreed.counting``), are ignored."""
     parts = newest_whole(counting(run, [one for one in found if one.meta.config_fingerprint == config_fingerprint]))
     if parts and name_of(parts[0].meta.step) <= max(committed(run)[-1:], default=""):
         return []
@@ -37,8 +37,8 @@ def to_commit(run: Folder, found: Sequence[SnapshotPart], config_fingerprint: st
 def jobs_for(
     run: Folder, term: int, parts: Sequence[SnapshotPart], config: dict[str, Any], rule: Rule
 ) -> list[CommitJob]:
-    """Return the commit job (request to write) of each snapshot part under lease ``term``. The jobs have no pieces; each holder
-    adds its part's pieces. ``config``: the resolved config without secrets."""
+    """Return the commit job (request to write) of each snapshot part under lease ``term``. The jobs have no pieces (tensor
+    boxes); each process that holds a part adds the part's pieces. ``config``: the resolved config without secrets."""
     return [CommitJob(run.url, term, part.rank, part.meta, config, [], rule) for part in parts]
 
 
@@ -51,10 +51,11 @@ def write_part(job: CommitJob, snapshot: Snapshot, part: memoryview, tries: int)
         job: the job of this part, without pieces.
         snapshot: description of the part, with its pieces.
         part: the bytes of the part.
-        tries: most tries, for errors that may be transient.
+        tries: largest number of tries if errors may be transient.
 
     Returns:
-        The result, or the error: BadFile if the pieces or their bytes differ from those that the snapshot's rank described.
+        ``Committed``, or the error. The error is BadFile if the pieces or their bytes have changed since the rank took the
+        snapshot.
     """
 
     def view(piece: StagedPiece) -> memoryview:

@@ -1,11 +1,12 @@
-"""Descriptions of snapshots, which are copies of the training state in the memory of nodes. A snapshot has one part per rank,
-or one part per surviving rank of a lost worker group.
+"""Descriptions of snapshots, which are copies of the training state in the memory of nodes. A snapshot has one part per rank.
+If a worker group is lost, its surviving ranks may store a snapshot: one part per survivor.
 
     Snapshot        sent by a rank to its snapshot server: includes the table of pieces and their digests
     SnapshotPart    returned by snapshot servers in a look-up: only the digest of that table
 
-A look-up asks all snapshot servers which parts they hold, and finds the newest whole snapshot from the parts alone. The tables
-of pieces are sent afterwards, once, and only for the chosen snapshot. This module does not import torch.
+A look-up requests from all snapshot servers the list of parts that they hold. The lists suffice to find the newest whole
+snapshot. The tables of pieces (tensor boxes) are sent afterwards, once, and only for this snapshot. This module does not import
+torch.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class SnapshotPart:
     """Digest of the table of the part's pieces (tensor boxes), computed by the rank that copied them. A reader that receives
     the table compares its digest with this one."""
     group: bytes = bytes(GROUP_BYTES)
-    """Random id in the mark (header) of the memory that holds the part, so that a reader detects if it has opened other
-    memory."""
+    """Random id in the mark (header) of the memory that holds the part. By this id a reader detects that it has opened the
+    wrong memory."""
     num_survivors: int = 0
     """Number of surviving ranks of a lost worker group that stored this snapshot together; 0 if a whole worker group stored
     it."""
@@ -50,7 +51,7 @@ class SnapshotPart:
 
     @property
     def mark(self) -> bytes:
-        """The mark (header: step and random id) at the beginning of memory that holds the complete part."""
+        """The mark (header with step and random id) that the memory begins with once it holds the complete part."""
         return mark(self.meta.step, self.group)
 
     @property
@@ -59,7 +60,7 @@ class SnapshotPart:
         return SnapshotKey(self.term, self.meta.step, self.rank, self.num_survivors)
 
     def check(self, table: PieceTable) -> None:
-        """Raise BadFile if ``table`` is not the table that the part's rank described."""
+        """Raise BadFile if the digest of ``table`` is not ``table_digest``, which the part's rank has computed."""
         if (found := table.digest) != self.table_digest:
             file = file_of(self.key)
             raise BadFile(f"{file}: digest of its pieces expected {self.table_digest}, found {found}", file)
@@ -124,8 +125,9 @@ AnyPart = TypeVar("AnyPart", bound=SnapshotPart)
 
 
 def newest_whole(found: Sequence[AnyPart]) -> list[AnyPart]:
-    """Return the parts, by rank, of the newest snapshot that has a part of every rank; an empty list if there is none. At the
-    same step and lease, a whole group's snapshot is preferred to one of survivors, because it has copies on other nodes."""
+    """Return the parts, by rank, of the newest snapshot that has a part of every rank; an empty list if there is none. If a
+    whole worker group and its survivors stored snapshots of the same step, the whole group's snapshot is chosen, because it has
+    copies on other nodes."""
     by_step: dict[tuple[int, int, int], dict[int, AnyPart]] = {}
     for snapshot in found:
         age = snapshot.meta.step, snapshot.term, -snapshot.num_survivors

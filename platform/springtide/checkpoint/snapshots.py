@@ -1,9 +1,10 @@
 """Snapshots in the memory of the nodes, so that the loss of a process or a node costs few steps.
 
 Each rank copies its boxes (parts of tensors) to one of two staging buffers in turn. A snapshot store (on Ray: one actor per
-node) keeps the buffer's memory alive when the rank is gone, and copies it to a peer on another node. One of the two buffers is
-always complete on every rank: the next snapshot begins only when the previous one is held and copied for every rank. A buffer's
-mark (header) shows whether the copy into it is complete. Digests show whether its bytes are still those that the rank copied.
+node) keeps the buffer's memory alive when the rank is gone, and copies it to a peer on another node. The next snapshot begins
+only when the previous snapshot of every rank is held by its store and copied to a peer. So one of the two buffers is always
+complete on every rank. A buffer's mark (header) shows whether the copy into it is complete. Digests show whether its bytes are
+still those that the rank copied.
 
 A restore requests from each store, once, the list of parts that it holds; there is one part per rank. A snapshot is whole if
 the stores hold all its parts. For each part of the newest whole snapshot, one store then sends the table of pieces (boxes):
@@ -42,28 +43,28 @@ _T = TypeVar("_T")
 
 
 class SnapshotSource(PieceSource, Protocol):
-    """Reads a snapshot: the table of its pieces (tensor boxes), and the bytes of each rank's part like a file with the name
-    from ``file_of``."""
+    """Reads a snapshot: the table of its pieces (tensor boxes), and the bytes of each rank's part. A part is read like a file;
+    ``file_of`` returns the file's name."""
 
     def table(self, parts: Sequence[SnapshotPart]) -> PieceTable:
-        """Return the pieces of ``parts``, as the ranks that copied them described them. Raises OSError if a part is lost,
-        BadFile if the pieces that a holder returns differ from its rank's description."""
+        """Return the table of the pieces of ``parts``. Raises OSError if a part is lost, BadFile if the table has changed since
+        a rank copied its part."""
 
 
 class SnapshotStore(Protocol):
     """Holds this rank's snapshots, and finds the snapshots of all ranks."""
 
     def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Any:
-        """Start to hold the staging buffer's memory, and to copy it to a peer node. Returns a handle for ``settled``. Snapshots
-        of leases older than ``needed_from`` are no longer needed and are freed first."""
+        """Start to keep the staging buffer's memory alive, and to copy it to a peer node. Returns a handle for ``settled``.
+        Snapshots of leases older than ``needed_from`` are no longer needed and are freed first."""
 
     def settled(self, handle: Any) -> bool:
-        """Return True if the snapshot of ``handle`` is held in memory and copied to a peer. Does not wait. Raises OSError if
-        that failed: then no more snapshots are taken for a while."""
+        """Return True once the snapshot of ``handle`` is held in memory and copied to a peer. Does not wait. Raises OSError if
+        holding or copying failed; the caller then takes no snapshots for a while."""
 
     def hold(self, snapshot: Snapshot, stage: StagingBuffer) -> None:
-        """Hold the staging buffer's memory, without copies on other nodes, and wait until it is held. Raises OSError if it
-        cannot be held."""
+        """Keep the staging buffer's memory alive, without copies on other nodes. Returns once the store has opened the memory;
+        raises OSError if the store fails to do so."""
 
     def staying(self) -> Sequence[str]:
         """Return the nodes that will not be taken away (preempted, drained) soon; called only on rank 0. Raises OSError if the
@@ -116,8 +117,8 @@ class Snapshotter:
         self._group = secrets.token_bytes(GROUP_BYTES)
 
     def begin(self, tensors: Mapping[str, Tensor], meta: Meta) -> None:
-        """Begin to copy the tensors. They must not change before ``staged`` returns. The previous snapshot must be safe (held
-        and copied) on every rank. Raises OSError if there is too little memory."""
+        """Begin to copy the tensors. They must not change before ``staged`` returns. The previous snapshot must be safe on
+        every rank (held in memory and copied to a peer). Raises OSError if there is too little memory."""
         mine, size = self._layout.of(tensors), self._layout.size_bytes
         if not self._stages or self._stages[0].size_bytes < size:
             self.close()
@@ -148,7 +149,7 @@ class Snapshotter:
         if self._handle is not None and self._snapshot_store.settled(self._handle):
             self._handle = None
             self._taken += 1
-            # rank 0 has two safe snapshots, so the first one is safe on every rank: free the snapshots of older leases
+            # the second snapshot began only after the first was safe on every rank: free the snapshots of older leases
             if self._taken == 2 and self._rank == 0:
                 store, term = self._snapshot_store, self._term
                 in_thread("springtide-forget", lambda: store.forget(term), daemon=True)  # training does not wait
@@ -196,9 +197,9 @@ def hold_live(
     survivors: Sequence[int],
     stage_in: str,
 ) -> None:
-    """Copy this rank's part of a live copy to memory that ``store`` holds. A live copy is the state that the ``survivors`` of a
-    lost worker group still have on their devices. If several survivors have the same box (tensor part), one of them stores it.
-    No rank may train meanwhile.
+    """Copy this rank's part of the state of a lost worker group to memory that ``store`` keeps alive. The group's ``survivors``
+    still have the state on their devices (a live copy). If several survivors have the same box (tensor part), only one of them
+    stores it. No rank may train meanwhile.
 
     Args:
         store: the snapshot store of this rank.
@@ -238,7 +239,7 @@ def hold_live(
 def restore_from_snapshots(
     run: Folder, snapshot_store: SnapshotStore, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
 ) -> Restored | None:
-    """Load the newest snapshot in the memory of the nodes that still has a part of every rank; all ranks call it together.
+    """Load the newest complete snapshot (with a part of every rank) from the memory of the nodes; all ranks call it together.
     Returns None if there is no such snapshot, if the run has a newer checkpoint, or if the snapshot cannot be read. Raises
     CheckpointError if the snapshot is of another model."""
     size = len(gathered(None))
@@ -266,7 +267,7 @@ def _try_load(
     optimizer: torch.optim.Optimizer,
 ) -> list[str]:
     """Load the state of ``parts``; all ranks call it together. Each rank requests the table of pieces of the parts ``mine`` and
-    sends it to all ranks. Returns the problem of each rank, an empty text for a rank without one."""
+    sends it to all ranks. Returns the problem of each rank, by rank; an empty text for a rank without a problem."""
 
     def describe() -> tuple[SnapshotSource, PieceTable]:
         source = snapshot_store.source(parts)
@@ -283,8 +284,8 @@ def _try_load(
 
 
 def _attempt(snapshot_store: SnapshotStore, function: Callable[[], _T]) -> tuple[_T | None, str]:
-    """Call ``function``. Return (its result, "") or (None, the problem). A bad snapshot part is read from another node
-    later."""
+    """Call ``function``. Return (its result, "") or (None, the problem). If a snapshot part is bad, the next try reads it from
+    another node."""
     try:
         return function(), ""
     except BadFile as error:

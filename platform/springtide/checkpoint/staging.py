@@ -1,4 +1,4 @@
-"""Copy this rank's state to shared memory during the next step; another process writes it from there.
+"""Copy this rank's state to shared memory during the next step; another process writes the copy to the store.
 
 The memory is an unnamed file in a memory file system. It is freed when the last process that has it open ends, even if that
 process is killed, and no other run can open it by mistake. It is allocated once and reused by every save.
@@ -62,8 +62,7 @@ class StagingPlan:
         return self.pieces[-1].begin + self.pieces[-1].size_bytes if self.pieces else 0
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of which this rank writes its box, and set ``pieces`` to the boxes' places in the
-        buffer."""
+        """Return the tensors that this rank writes a box of, and set ``pieces`` to the boxes and their places in the buffer."""
         if self._names != list(tensors):
             self._names, self.pieces, begin = list(tensors), [], 0
             for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
@@ -92,7 +91,7 @@ class StagingBuffer:
 
     def mark(self, step: int, group: bytes = bytes(GROUP_BYTES)) -> None:
         """Write the mark, the buffer's header: the step of the tensors, and ``group``, a random id of the rank that copies
-        them. Use NO_STEP before the bytes change. Other processes that map the memory see the mark."""
+        them. Before the bytes change, set the step to NO_STEP. Other processes that map the memory see the mark."""
         found = mark(step, group)
         self._map[: len(found)] = found
 
@@ -131,7 +130,7 @@ class StagingBuffer:
 
     def close(self) -> None:
         """Close the memory in this process. It is kept for other processes that have it open."""
-        with contextlib.suppress(Exception):  # ignored: even a failed copy has ended, and no longer uses the memory
+        with contextlib.suppress(Exception):  # a failed copy has ended too, so nothing uses the memory
             self.settle()
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._whole.data_ptr())
@@ -158,4 +157,4 @@ class StagingBuffer:
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
     for target, source in pairs:
-        np.copyto(target.numpy(), source.numpy())  # NumPy: one thread, no GIL. torch's copy starts one thread per core
+        np.copyto(target.numpy(), source.numpy())  # NumPy: one thread, releases the GIL; torch: one thread per core

@@ -1,7 +1,7 @@
-"""A model and its optimizer as named tensors, and the box (offsets and sizes) of each that this rank holds.
+"""Name the tensors of a model and its optimizer, and find the box (offsets and sizes) of each tensor that this rank holds.
 
-Names are ``model/<name of the parameter or buffer>`` and ``optim/<name of the parameter>/<name of the state>`` in any
-layout: FSDP2, HSDP or a single device. Hyperparameters are not state: they come from the config.
+Names are ``model/<name of the parameter or buffer>`` and ``optim/<name of the parameter>/<name of the state>``. They are the
+same with FSDP2, HSDP or a single device. Hyperparameters are not saved: they come from the config.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ class Box(NamedTuple):
 
 
 def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
-    """Return every tensor of the model and the optimizer once, by name; DTensors if the model is sharded. A weight that two
-    modules share has its name in the first module. Raises CheckpointError for optimizer state that is not a tensor."""
+    """Return name -> tensor for all tensors of the model and the optimizer; DTensors if the model is sharded. A weight that two
+    modules share appears once, under its name in the first module. Raises CheckpointError if optimizer state is not a
+    tensor."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # a forward without a backward leaves the root's weights unsharded
-    # call state_dict before named_parameters: it also reshards modules whose forward ended in an error
+    # call state_dict before named_parameters, because state_dict also reshards modules whose forward raised an error
     kept = set(model.state_dict(keep_vars=True))
     names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     found = {f"model/{plain_name(name)}": parameter.detach() for name, parameter in model.named_parameters()}
@@ -61,8 +62,8 @@ def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = No
 def materialize(optimizer: torch.optim.Optimizer) -> None:
     """Create the state tensors of an optimizer that has not stepped, so that a checkpoint can be loaded into them.
 
-    A step with zero gradients and zero learning rate creates them. For plain AdamW they are created directly: the step would
-    take a sixth of the time of a small restart.
+    The optimizer creates them in a step with zero gradients and a learning rate of zero. For plain AdamW they are created
+    without a step, because the step takes a sixth of the time of a small restart.
     """
     if optimizer.state:
         return
@@ -87,8 +88,8 @@ def _is_plain_adamw(optimizer: torch.optim.Optimizer) -> TypeGuard[torch.optim.A
 
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if step hooks are registered. They may create more state, as the hook for averaged weights
-    does."""
+    """Return True if step hooks are registered. A hook may create more state: the hook for averaged weights creates the
+    averages."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
@@ -104,8 +105,8 @@ def _materialize_adamw(optimizer: torch.optim.AdamW) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a distributed tensor; any other tensor as it is. Removes the wrapper that torchao puts around
-    weights that are gathered in fp8."""
+    """Return this rank's shard of a distributed tensor; return any other tensor unchanged. Removes torchao's wrapper around
+    weights that FSDP gathers in fp8."""
     found: Any = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     numbers: Tensor = (
         getattr(found, found.__tensor_flatten__()[0][0]) if hasattr(found, "fsdp_pre_all_gather") else found
@@ -117,13 +118,14 @@ def box(tensor: Tensor) -> Box:
     """Return the box (offsets and sizes in the whole tensor) that this rank holds."""
     if not isinstance(tensor, DTensor):
         return Box((0,) * tensor.dim(), tuple(tensor.shape))
-    [chunk] = tensor.__create_chunk_list__()  # as torch.distributed.checkpoint does
+    [chunk] = tensor.__create_chunk_list__()  # torch.distributed.checkpoint calls this method too
     return Box(tuple(chunk.offsets), tuple(chunk.sizes))
 
 
 def writes(name: str, tensor: Tensor, rank: int, world_size: int, among: Collection[int] | None = None) -> bool:
-    """Return True if this rank writes its box of tensor ``name``. Of all ranks that hold the same box exactly one writes it,
-    chosen by the name's hash so that the load is spread. With ``among``, the writer is one of these ranks."""
+    """Return True if this rank writes its box of tensor ``name``. If several ranks hold the same box, exactly one of them
+    writes it. The hash of the name chooses this rank, which spreads the load. ``among``: if given, only these ranks may
+    write."""
     deal = zlib.crc32(name.encode())
     if not isinstance(tensor, DTensor):
         ranks = range(world_size) if among is None else sorted(among)
@@ -152,13 +154,13 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 def type_of(name: str) -> torch.dtype:
-    """Return the type with the safetensors name ``name``."""
+    """Return the torch dtype whose name in safetensors is ``name``."""
     found: torch.dtype = next(dtype for dtype, known in _TYPES.items() if known == name)
     return found
 
 
 def raw(tensor: Tensor) -> Tensor:
-    """Return the bytes of a contiguous tensor, uint8 (bytes,), sharing its memory."""
+    """Return a view of a contiguous tensor as bytes, uint8 (bytes,). The view shares the tensor's memory."""
     return tensor.reshape(-1).view(torch.uint8)
 
 

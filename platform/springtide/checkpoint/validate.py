@@ -28,8 +28,8 @@ def check_manifest_name(name: Any) -> None:
 
 
 def check_files(files: Mapping[str, Mapping[str, Any]], refers: tuple[str, ...]) -> None:
-    """Raise ValueError unless ``files`` are names in the manifest's own folder, with sizes and digests, and ``refers`` are
-    paths of data files in folders of checkpoints."""
+    """Raise ValueError if the file names in a manifest are not valid. ``files``: names in the checkpoint's own folder, each
+    with a size and a digest. ``refers``: paths of data files in folders of checkpoints."""
     for name, facts in files.items():
         _require(_OWN, name)
         _require(_DIGEST, facts.get("digest"))

@@ -1,5 +1,6 @@
-"""Read the data files of checkpoints and verify each byte in the same pass. Restores, second readers, saves that read old
-blocks again, and ``springtide inspect --verify`` all read through this file. This module does not import torch.
+"""Read the data files of checkpoints and verify each byte in the same pass. Used by restores, by second readers (ranks that
+read a damaged file again), by saves that verify old blocks, and by ``springtide inspect --verify``. This module does not import
+torch.
 
     pieces -> blocks of 4 MiB -> reads of contiguous blocks of one file -> each part is hashed and copied in the CPU cache
 """
@@ -58,7 +59,7 @@ def blocks_of(piece: Piece, begin: int = 0, end: int | None = None, take: Take =
 
 
 def contiguous(blocks: Iterable[Block]) -> list[list[Block]]:
-    """Return ``blocks`` grouped into reads: contiguous blocks of one file, about _READ_BYTES at most."""
+    """Return ``blocks`` grouped into reads. A read is a list of contiguous blocks of one file, at most about _READ_BYTES."""
     reads: list[list[Block]] = []
     for block in sorted(blocks, key=lambda block: block[:3]):
         read = reads[-1] if reads else []
@@ -71,8 +72,8 @@ def contiguous(blocks: Iterable[Block]) -> list[list[Block]]:
 
 
 def read_blocks(source: PieceSource, blocks: Sequence[Block], verify: bool = True) -> None:
-    """Read contiguous blocks of one file. Raises BadFile if a block is not what was committed, or the file is missing or short;
-    OSError if the store cannot be read."""
+    """Read contiguous blocks of one file. Raises BadFile if the file is missing or too short, or if bytes have changed since
+    the commit; OSError if the store cannot be read."""
     file, place, end = blocks[0].file, blocks[0].begin, blocks[-1].end
     running, left = digest.Running(), iter(blocks)
     block = next(left)
@@ -100,8 +101,8 @@ def read_blocks(source: PieceSource, blocks: Sequence[Block], verify: bool = Tru
 
 
 def read_all(source: PieceSource, blocks: Iterable[Block], readers: int = 1, verify: bool = True) -> None:
-    """Read all ``blocks`` in ``readers`` threads; a single read needs none. Raises as ``read_blocks`` does, at the first bad
-    file."""
+    """Read all ``blocks`` in ``readers`` threads; a single read runs in the calling thread. Raises the errors of
+    ``read_blocks``, at the first bad file."""
     reads = contiguous(blocks)
     if readers == 1 or len(reads) == 1:
         for read in reads:

@@ -1,4 +1,5 @@
-"""Write a checkpoint that holds weights only, in one process. The caller's function returns the weights, box by box.
+"""Write a checkpoint that holds weights only, in one process. A function of the caller returns the weights, one box (part of a
+tensor) at a time.
 
     for each part (whole rows of tensors, 128 MiB): read the rows, write a data file
     then: the manifest and COMMITTED
@@ -39,7 +40,7 @@ def write_weights(
     part_bytes: int = PART_BYTES,
     lease: leases.Lease | None = None,
 ) -> Manifest:
-    """Write ``tensors`` as a checkpoint of ``to`` and return its manifest. If ``read`` raises, nothing is committed.
+    """Write ``tensors`` as a checkpoint of the run ``to`` and return its manifest. If ``read`` raises, nothing is committed.
 
     ``read`` returns the bytes of a box, uint8 (bytes,). Each part is written as if it were one rank's part, so
     ``meta.world_size`` is set to the number of parts. ``lease``: the caller's lease (right to write ``to``); None: this

@@ -1,4 +1,4 @@
-"""The process that writes a rank's saves, and the trainer's end of the connection to it. One job at a time:
+"""The process that writes a rank's checkpoints to the store, and the trainer's handle to this process. One job at a time:
 
     trainer: WriterProcess                        python -m springtide.checkpoint.writer_process FD
         share    ------ STAGE, size, fd ----->    maps this staging buffer instead of the previous one
@@ -9,8 +9,8 @@
         close    ------ end of file --------->    finishes its job and exits
 
 FD is the writer's end of a socket pair. The writer process does not import torch and does not share a GIL with training. If the
-trainer dies, the writer finishes its current save, commits if the other ranks' writers finish theirs, and exits. The staging
-buffer's memory is freed with it.
+trainer dies, the writer finishes its current save and exits. The save is committed if the writers of the other ranks finish
+too. When the writer exits, the staging buffer's memory is freed.
 """
 
 from __future__ import annotations
@@ -74,19 +74,19 @@ class WriterProcess:
         return self._process.poll() is None
 
     def share(self, fd: int, size_bytes: int) -> None:
-        """Have the process map ``fd`` as the staging buffer of all later saves. ``size_bytes``: size of the tensors' bytes,
-        without the buffer's header."""
+        """Make the writer process map ``fd`` as the staging buffer of all later saves. ``size_bytes``: size of the tensors'
+        bytes, without the buffer's header."""
         self._send(_STAGE, MARK_BYTES + size_bytes)
         with contextlib.suppress(OSError):  # the process is dead: ``answer`` reports it
             send_handle(self._connection, fd, self.pid)
 
     def save(self, job: CommitJob, tries: int) -> None:
-        """Have the process write ``job`` from the staging buffer, in at most ``tries`` tries."""
+        """Make the writer process write ``job`` from the staging buffer, in at most ``tries`` tries."""
         self._send(_SAVE, job, tries)
 
     def cancel(self, step: int) -> None:
-        """Have the job of ``step`` fail instead of waiting for the other ranks' parts. Has no effect before
-        ``save`` has sent that job."""
+        """Make the job of ``step`` fail, so that it does not wait for the parts of other ranks. Has no effect before ``save``
+        has sent the job."""
         self._send(_CANCEL, step)
 
     def answered(self) -> bool:
@@ -105,7 +105,7 @@ class WriterProcess:
             raise OSError(f"the writer process ended with status {self._process.wait()}") from None
 
     def release(self) -> None:
-        """Have the process unmap the staging buffer, so that its memory can be freed."""
+        """Make the writer process unmap the staging buffer, so that the buffer's memory can be freed."""
         self._send(_RELEASE)
 
     def close(self, wait_s: float = 0.0) -> None:
@@ -125,9 +125,9 @@ class WriterProcess:
 class SpareWriter:
     """At most one idle writer process, kept for the next worker group of this process.
 
-    A worker group that ends leaves its writer here, and the next group takes it. So a restart need not start a new writer
-    process. A start takes half a second to a second of CPU time: it would slow down the building of the model, or delay the
-    first save.
+    When a worker group ends, it leaves its writer here, and the next group takes the writer over. So a restart does not start a
+    new writer process, which takes half a second to a second of CPU time. Such a start would slow down the building of the
+    model, or delay the first save.
     """
 
     def __init__(self) -> None:
@@ -152,8 +152,8 @@ class SpareWriter:
 
 
 def try_to_write(writer: PieceWriter, job: CommitJob, view: View, gone: Callable[[], bool], tries: int) -> Any:
-    """Write ``job``. Return ``Committed``, or the last error. Only an OSError is retried, up to ``tries`` tries in total,
-    because it may be transient."""
+    """Write ``job``. Return ``Committed``, or the last error. An OSError may be transient: after it, the job is tried again, up
+    to ``tries`` tries in total."""
     for left in reversed(range(tries)):
         try:
             return writer.write(job, view, gone)
@@ -163,7 +163,7 @@ def try_to_write(writer: PieceWriter, job: CommitJob, view: View, gone: Callable
             reason = error
         _log.warning("checkpoint %s, rank %d: %s; %d tries left", job.name, job.rank, reason, left)
         if left:
-            # the pause doubles with each try; jitter, because ranks that failed together should not retry together
+            # the pause doubles with each try, with random jitter: ranks that failed together should not retry together
             longest = min(_BACKOFF_S[1], _BACKOFF_S[0] * 2 ** (tries - left))
             time.sleep(random.uniform(longest / 2, longest))
             if gone():

@@ -75,9 +75,11 @@ def _check_labels(config: Config, options: argparse.Namespace) -> bool:
         return False
     if missing:
         name, value = next(iter(given.items()), ("--label-k", options.label_k))
-        raise ConfigError(explain(name, value, "is for labels", f"give {missing}, too"))
+        raise ConfigError(explain(name, value, "applies only to labels", f"give {missing}, too"))
     if options.label_k is not None and options.label_what != "topk":
-        raise ConfigError(explain("--label-k", options.label_k, "is for topk", "leave it out, or --label-what topk"))
+        raise ConfigError(
+            explain("--label-k", options.label_k, "applies only to topk", "leave it out, or give --label-what topk")
+        )
     if config.stream.mixture:
         remedy = "leave the mixture out, and name one of its datasets: --shards.dataset"
         raise ConfigError(

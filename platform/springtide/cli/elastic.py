@@ -1,5 +1,5 @@
-"""``springtide plan``: memory, time and cost of a run before paying. ``springtide drill | notice``: test, or announce, the loss
-of nodes."""
+"""``springtide plan``: memory, time and cost of a run before paying. ``springtide drill``: test the loss of nodes.
+``springtide notice``: announce the loss of a node."""
 
 from __future__ import annotations
 
@@ -86,15 +86,15 @@ def _notice(options: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(
             explain(
-                "--file", str(file), f"cannot be written ({error})", "choose another file, also as elastic.notice_file"
+                "--file", str(file), f"cannot be written ({error})", "choose another, and set elastic.notice_file to it"
             )
         ) from None
     say(f"{file}: this node goes away in {options.left_s:g} s")
     return 0
 
 
-# ``springtide plan``: on which nodes a run fits, how long it takes, what it costs; its goodput (share of the time that trains)
-# on recorded spot capacity.
+# ``springtide plan``: on which nodes a run fits, how long it takes, what it costs; and its goodput (share of the time spent
+# training) on recorded spot capacity.
 
 _PLAN = """  springtide plan --recipe gpu_1b --workers 8 --parallel.recompute full      # the memory of a step on each worker
   springtide plan --recipe llama3_8b --cluster nodes.yaml             # node types, prices and links in a file
@@ -245,7 +245,7 @@ def _simulate(options: argparse.Namespace) -> int:
     if options.trace and options.mttf:
         limit = "is given, and --mttf, too"
         raise ConfigError(
-            explain("--trace", options.trace, limit, "give a record of capacity, or how often nodes fail")
+            explain("--trace", options.trace, limit, "give a record of capacity or how often nodes fail, not both")
         )
     if options.deadline:
         return _simulate_deadline(options, costs)

@@ -100,7 +100,7 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
     try:
         for line in _source_lines(manifest.source):
             say_line(line)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:  # a malformed source
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # the source entry is malformed
         what = f"its source is not what `data prepare` writes ({type(error).__name__}: {error})"
         raise damaged(Folder(url).where(MANIFEST), what) from None
     if Folder(url).exists(CARD):
@@ -145,7 +145,7 @@ def _show_run(url: str, only: str, verify: bool, as_json: bool) -> int:
     found = inspect(run.folder, verify, only)
     if only and not found:
         raise ConfigError(
-            explain("path", only, "is not a checkpoint of this run", f"springtide inspect {url} lists them")
+            explain("path", only, "is not a checkpoint of this run", f"springtide inspect {url} lists the checkpoints")
         )
     starts, status = run.starts, run.status
     if as_json:

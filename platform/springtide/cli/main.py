@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.lastResort.setFormatter(PrintableFormatter())
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if words and not words[0].startswith("-"):  # `--help` must not import config: it takes long
+        if words and not words[0].startswith("-"):  # not for `--help`: importing config takes long
             _check_command(words)
         options, unknown = parser("--help-all" in words).parse_known_args(words)
         if unknown:

@@ -182,7 +182,7 @@ def _score(options: argparse.Namespace) -> int:
 
     names = [name for name in map(str.strip, options.tasks.split(",")) if name]
     if not names:
-        raise ConfigError(explain("tasks", options.tasks, "names no task", "give names, with commas between them"))
+        raise ConfigError(explain("tasks", options.tasks, "names no task", "give task names, with commas between"))
     least = (("limit", options.limit, 0, "0 means all documents"), ("batch_size", options.batch_size, 1, "try 8"))
     for name, value, lowest, remedy in least:
         if value < lowest:

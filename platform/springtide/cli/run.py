@@ -418,7 +418,7 @@ def _list(options: argparse.Namespace) -> int:
     for row in rows:
         seen = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.seen_s)) if row.seen_s else "none"
         loss = "" if row.loss is None else f"{row.loss:.4f}"
-        found = [""] * 4  # a sweep and an unreadable run have empty columns
+        found = [""] * 4  # the row of a sweep or an unreadable run is empty here
         if row.num_steps:
             found = [
                 f"{row.workers}",

@@ -40,13 +40,13 @@ class Device(Section):
     memory: Bytes = Field(gt=0)
     """Memory that a worker may use [bytes]."""
     flops: Flops = Field(gt=0)
-    """Dense FLOP/s in the type of ``parallel.precision``, bf16 for most recipes [FLOP/s]."""
+    """Dense FLOP/s in the number type that ``parallel.precision`` names, bf16 in most recipes [FLOP/s]."""
     bandwidth: Bytes = Field(gt=0)
     """Bandwidth of the device memory [bytes/s]."""
 
 
 def _known(value: Any) -> Any:
-    """Return the figures of a device that is given by name only; other values are returned as they are."""
+    """Replace the name of a device by its figures; return any other value unchanged."""
     if not isinstance(value, str):
         return value
     if (found := figures_of(value)) is None:
@@ -62,7 +62,7 @@ def _known(value: Any) -> Any:
 
 
 class NodePrices(Section):
-    """Price of a node by market; at least one is given."""
+    """Prices of a node: on demand, spot, or both."""
 
     on_demand: float | None = Field(None, ge=0)
     """On demand: price of a node that the cloud does not preempt [dollars/h]."""
@@ -107,8 +107,8 @@ class NodeType(Section):
     """Zones that have such nodes. In a simulation, each zone replays the record of spot capacity in ``trace``, from a different
     point in time [names]."""
     trace: str = ""
-    """Record of spot capacity, as for ``springtide plan --trace``. The path is looked up next to the cluster file and in the
-    current folder; empty if there is no record [name]."""
+    """File with a record of spot capacity, as ``springtide plan --trace`` reads it. The path is looked up next to the cluster
+    file and in the current folder; empty if there is no record [name]."""
     notice: Seconds = Seconds(120.0)
     """Time between a preemption notice and the loss of a spot node; 0 for no notice [s]."""
 
@@ -172,7 +172,7 @@ def parse_cluster(text: bytes, name: str) -> ClusterFile:
     try:
         return ClusterFile.model_validate(data)
     except ValidationError as error:
-        # pydantic drops invalid entries and may then call the list too short, which is not the user's mistake
+        # pydantic drops invalid entries, and may then report that the list is too short: hide that misleading error
         wrong = [item for item in error.errors() if not (item["type"] == "too_short" and item["input"])]
         found = [_described(item, given, name) for item in wrong]
         more = [f"and {len(found) - _PROBLEMS_SHOWN} more"] if len(found) > _PROBLEMS_SHOWN else []

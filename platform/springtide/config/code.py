@@ -69,7 +69,7 @@ def check_trusted(
     """Check that the user trusts the code and the environment variables of a config that somebody else may have written.
 
     Args:
-        sources: code and variables of the config, as ``Config.needs_trust``.
+        sources: code and variables of the config, as ``Config.needs_trust`` returns them.
         where: file of the config, for the error.
         trust_code: whether the user trusts all of ``sources``.
         claimed: digest of the sources that the user trusted when the run started; empty if the run has not started.
@@ -114,7 +114,7 @@ def find_code(field: str, source: str) -> Callable[..., object]:
         problem = "is not package.module:function"
         raise ConfigError(explain(field, source, problem, f"name a function that returns {returns}"))
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # appended last: a stray file here must not shadow an installed package
+        sys.path.append(os.getcwd())  # last: a file in this folder must not shadow an installed package
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -122,7 +122,7 @@ def find_code(field: str, source: str) -> Callable[..., object]:
         raise ConfigError(explain(field, source, problem, remedy)) from None
     except Exception as error:  # importing runs the user's module, which may raise any error
         problem = f"cannot be imported: it raises {type(error).__name__} ({error})"
-        raise ConfigError(explain(field, source, problem, "import it in Python to see where")) from error
+        raise ConfigError(explain(field, source, problem, "import the module in Python to see where")) from error
     if not callable(function):
         raise ConfigError(explain(field, source, "is not a function", f"name one that returns {returns}"))
     found: Callable[..., object] = function
@@ -152,7 +152,7 @@ def code_digest(sources: Mapping[str, str]) -> str:
     """Hash what a run would execute: the code of the functions, and the values of the environment variables.
 
     Args:
-        sources: as ``Config.needs_trust``.
+        sources: as ``Config.needs_trust`` returns them.
 
     Returns:
         32 hex digits; empty if ``sources`` is empty, or a function's file does not exist. Imports nothing.
@@ -236,7 +236,7 @@ def _specs(module: str) -> Iterator[ModuleSpec]:
     """Yield the module spec of each part of a dotted name, the outermost first; end at a part that is not found."""
     path = [*sys.path, os.getcwd()]
     for name in module.split("."):
-        # search one part of the name at a time: for a dotted name, find_spec would need the parents to be imported
+        # search one part of the name at a time: given a dotted name, importlib.util.find_spec would import the parents
         spec = PathFinder.find_spec(name, path) if name else None
         if spec is None:
             return

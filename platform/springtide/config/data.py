@@ -91,12 +91,14 @@ class CorpusConfig(Section):
     """``stdlib`` (the running Python's standard library), or a file, folder or glob, local or any fsspec URL, also
     ``hf://datasets/OWNER/NAME``. Recipes that need more text than springtide has leave it empty: name your own text [url]."""
     sources: dict[Annotated[str, Field(pattern=SOURCE_NAME)], Source] = Field({})
-    """Several sources instead of one, by name: URLs, or tables, each with a ``source`` and the ``max_files``, ``field`` and
-    filters that differ for it. A row holds text of one source; ``stream.weights`` can weigh the sources [table]."""
+    """Several sources in place of one, by name. Each is a URL, or a table with ``source`` and the settings that differ for it,
+    such as ``max_files``, ``field`` and filters. A row holds text of one source; ``stream.weights`` can weigh the sources
+    [table]."""
     tokenizer: str = "bpe"
     """``bpe`` (trained on the corpus), ``bytes``, ``tiktoken:NAME``, or the path of a ``tokenizer.json`` [name or path]."""
     end_of_text: str = ""
-    """Token that ends a document; empty looks for ``<|endoftext|>``, ``<|end_of_text|>``, ``</s>`` and ``<eos>`` [name]."""
+    """Token that ends a document. Empty: the first of ``<|endoftext|>``, ``<|end_of_text|>``, ``</s>`` and ``<eos>`` that the
+    tokenizer has [name]."""
     begin_of_text: str = ""
     """Token that begins each document and is never predicted. Empty: no token; but with ``shards.mask_across_documents`` the
     token that ends documents also begins them [name]."""
@@ -146,32 +148,32 @@ class CorpusConfig(Section):
     pii: tuple[Literal["emails", "ip_addresses"], ...] = ()
     """Personal data that is masked: email addresses, public IP addresses [name]."""
     fim: float = Field(0.0, ge=0, le=1)
-    """Fill-in-the-middle rate (2207.14255): probability that a training document is reordered, so that the model learns to fill
-    gaps, in PSM or SPM order. In a document longer than a row, each part that fills a row is drawn separately [ratio]."""
+    """Fill-in-the-middle rate (2207.14255): probability that a training document is rearranged, so that the model learns to
+    fill gaps. The order is prefix, suffix, middle (PSM) or suffix, prefix, middle (SPM). A document longer than a row is cut
+    into parts of about a row, and each part is rearranged with this probability [ratio]."""
     fim_tokens: tuple[str, str, str] = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-    """Special tokens before the prefix, suffix and middle; if corpus.fim is not 0, a tokenizer that is made here gets them
-    [name]."""
+    """Special tokens before the prefix, suffix and middle of a rearranged document. If corpus.fim is not 0, a tokenizer that
+    springtide makes gets them [name]."""
     deduplicate: Literal["documents", "paragraphs", "lines"] = "documents"
-    """What to remove if its text occurred before in the corpus. documents: whole documents. paragraphs or lines: whole
-    documents, and from the other documents also paragraphs or lines of at least 50 characters, which reads the corpus twice
-    [name]."""
+    """What to remove if its text occurred before in the corpus. documents: whole documents. paragraphs or lines: also single
+    paragraphs or lines of at least 50 characters; this reads the corpus twice [name]."""
     near_duplicates: bool = True
     """Whether to keep only one of each cluster of documents that share most of their text [flag]."""
     apart_from: tuple[Source, ...] = ()
     """Decontamination: prepared datasets and benchmark texts that this corpus must not overlap, as URLs or as tables like those
-    of ``sources``. Dropped are documents close to held-out text of such a dataset, held-out documents close to its training
-    text, and documents that share 13 consecutive words with a benchmark [urls]."""
+    of ``sources``. A document is dropped if it is close to held-out text of such a dataset, or shares 13 consecutive words with
+    a benchmark. A held-out document is also dropped if it is close to training text of such a dataset [urls]."""
 
     _beside: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def paths(self) -> Mapping[str, str]:
-        """Path as the user typed it -> absolute path, for files that exist only in the folder of the config's file."""
+        """Path as the user typed it -> absolute path, for files that exist only in the folder of the config file."""
         return self._beside
 
     def path(self, typed: str) -> str:
-        """Return the path to open for ``typed``, a path in this section. It is absolute if the file exists only in the folder
-        of the config's file; otherwise it is ``typed``, unchanged."""
+        """Return the path to open for ``typed``, a path in this section. The path is absolute if the file exists only in
+        the folder of the config file. Otherwise it is ``typed``, unchanged."""
         return self._beside.get(typed, typed)
 
     def with_paths(self, beside: Mapping[str, str]) -> None:
@@ -235,9 +237,9 @@ class ShardsConfig(Section):
     root: str = free(default="datasets")
     """Folder or fsspec URL that holds prepared datasets [url]."""
     dataset: str = free(default="")
-    """Prepared dataset to use; empty uses the dataset of this corpus, and prepares it if there is none [url]."""
+    """Prepared dataset to use. Empty: the dataset made from ``corpus``, which is prepared if it does not exist [url]."""
     sequence_length: int = Field(256, ge=2)
-    """Tokens that a row trains on; a row stores one more, the first input [tokens]."""
+    """Tokens of a row that are predicted. A row stores one token more, because its first token is only an input [tokens]."""
     token_type: Literal["uint16", "uint32"] = "uint16"
     """Type in which a token id is stored. uint16 holds 65,536 ids, or 32,768 if some tokens are not predicted: the top bit
     marks those tokens [type]."""
@@ -247,7 +249,7 @@ class ShardsConfig(Section):
     mask_across_documents: bool = False
     """Whether attention, positions and loss restart at each document of a row; needed for packing best_fit [flag]."""
     rows_per_group: int = Field(256, ge=1, le=20_000)
-    """Rows in one Parquet row group, the unit of reading: its tokens are one ranged read, ideally of a few MiB [rows]."""
+    """Rows in one Parquet row group, the unit of reading: one ranged read, ideally of a few MiB, fetches its tokens [rows]."""
     groups_per_shard: int = Field(16, ge=1)
     """Row groups in one Parquet file [row groups]."""
     heldout_fraction: float = Field(0.02, gt=0, le=1)
@@ -277,21 +279,21 @@ class ShardsConfig(Section):
 
 
 class Weights(Section):
-    """Weights of the corpora in a mixture, which apply from a step on."""
+    """Weights of the corpora in a mixture, and the step from which they apply."""
 
     from_step: int = Field(0, ge=0)
     """First step that the shares apply to, as an index in the order of batches [steps]."""
     from_tokens: Tokens = Tokens(0)
-    """Tokens trained on before the shares apply; if from_step is set too, the later step counts [tokens]."""
+    """Number of trained tokens after which the shares apply. If from_step is set too, the later step applies [tokens]."""
     shares: dict[str, Weight]
     """Corpus -> weight; weights are divided by their sum, and a corpus that is not listed has weight 0 [1]."""
 
 
 class SkippedSamples(Section):
-    """Rows that are excluded from their batches from a step on."""
+    """Rows to exclude from their batches, and the step from which to exclude them."""
 
     from_step: int = Field(0, ge=0)
-    """First step from which the rows are excluded, as an index in the order of batches [steps]."""
+    """First step whose batch excludes the rows, as an index in the order of batches [steps]."""
     samples: tuple[int, ...]
     """Sample ids of the rows, as errors of the data pipeline and ``springtide inspect`` show them [ids]."""
 
@@ -302,7 +304,7 @@ class SmallerBatches(Section):
     rows: int = Field(ge=1)
     """Rows in a step over all workers; a multiple of the number of lanes (``stream.lanes``) [rows]."""
     until_tokens: Tokens
-    """Tokens trained on when this batch size ends. After the last entry, steps have stream.global_batch rows [tokens]."""
+    """Number of trained tokens at which this size ends. After the last entry, steps have stream.global_batch rows [tokens]."""
 
 
 class StreamConfig(Section):
@@ -313,15 +315,15 @@ class StreamConfig(Section):
     global_batch: int = Field(16, ge=1)
     """Rows in a step, summed over all workers; the same at any number of workers [rows]."""
     ramp: tuple[SmallerBatches, ...] = ahead(default=())
-    """Smaller batches at the beginning of the run. Tokens of steps that the run jumps over count as trained on. Empty: all
-    steps have global_batch rows [table]."""
+    """Smaller batches at the beginning of the run. If the run jumps over a step, this schedule counts the step's tokens as
+    trained. Empty: all steps have global_batch rows [table]."""
     lanes: int = Field(0, ge=0)
     """Number of lanes: equal parts of each batch, which are dealt to the workers. Each worker has one lane or more. Must divide
     global_batch; 0 makes each row a lane [lanes]."""
     window: Tokens = Field(Tokens(4_000_000), ge=1)
-    """Size of a shuffle window: rows with this many tokens, read one after the other, are shuffled with each other. Only whole
-    rows count. A larger window spreads the rows of a long document over more steps, and reads further ahead. A corpus of less
-    than two windows is shuffled as a whole [tokens]."""
+    """Size of a shuffle window, a group of consecutive rows that are shuffled with each other; rounded down to whole rows. A
+    larger window spreads the rows of a long document over more steps, and reads further ahead. A corpus of less than two
+    windows is shuffled as a whole [tokens]."""
     skip: tuple[int, ...] = ahead(default=())
     """Steps that the run jumps over, as indexes in the order of batches [steps]."""
     skip_samples: tuple[SkippedSamples, ...] = ahead(default=())
@@ -330,7 +332,7 @@ class StreamConfig(Section):
     """Prepared datasets to mix, name -> URL; a dataset with an empty URL is prepared from ``corpus``. An empty table trains on
     shards.dataset alone [urls]."""
     eval_datasets: dict[str, str] = free(default={})
-    """More prepared datasets, name -> URL, whose held-out text is evaluated on; they are never trained on [urls]."""
+    """More prepared datasets, name -> URL. The run evaluates on their held-out text, and never trains on them [urls]."""
     weights: tuple[Weights, ...] = ahead(default=())
     """Shares of the mixture as a schedule over steps or tokens; empty weights each corpus by its rows [table]."""
     epoch_caps: dict[str, Annotated[float, Field(gt=0)]] = Field({})
@@ -360,11 +362,13 @@ class StreamConfig(Section):
             if entry.rows % self.num_lanes or entry.rows > self.global_batch:
                 limit = f"must be a multiple of the {self.num_lanes} lanes, and at most stream.global_batch"
                 raise ValueError(
-                    explain("stream.ramp.rows", entry.rows, limit, "set stream.lanes to a divisor of all sizes")
+                    explain("stream.ramp.rows", entry.rows, limit, "set stream.lanes to a divisor of all batch sizes")
                 )
             if entry.until_tokens <= until:
                 limit = f"must be more than {until}, where the previous size ends"
-                raise ValueError(explain("stream.ramp.until_tokens", int(entry.until_tokens), limit, "sort the table"))
+                raise ValueError(
+                    explain("stream.ramp.until_tokens", int(entry.until_tokens), limit, "sort by until_tokens")
+                )
             until = int(entry.until_tokens)
         return self
 

@@ -50,11 +50,11 @@ _DENSE: tuple[tuple[str, float, str], ...] = (
     ("MI325X", 1307.4e12, _BF16),
     ("MI300X", 1307.4e12, _BF16),
     ("MI300A", 980.6e12, _BF16),
-    ("MI250X", 191.5e12, _BF16),  # figure of one of its two dies: software sees each as a device
+    ("MI250X", 191.5e12, _BF16),  # for one of its two dies, because software sees each die as a device
 )
 _OTHER_DEVICES = {"MIG", "LAPTOP", "D", "TI", "SUPER"}
-"""Words that mark another device than in ``_DENSE``, mostly a smaller one, such as ``RTX 4090 Laptop``. A device name with one
-of these words gets no figures."""
+"""Words that mark a different device than the one in ``_DENSE``: an ``RTX 4090 Laptop`` is slower than an ``RTX 4090``. A
+device name with one of these words gets no figures."""
 _MEMORY: dict[str, tuple[float, float]] = {
     "B200": (180e9, 8e12),
     "H200 NVL": (141e9, 4.8e12),
@@ -108,7 +108,7 @@ def data_sheet(name: str) -> tuple[float, str] | None:
 
 
 def known_devices() -> list[str]:
-    """Return the devices of which FLOP/s, memory size and memory speed are known. A cluster file may give them by name only."""
+    """Return the devices whose FLOP/s, memory size and memory speed are known. A cluster file may give only their names."""
     return list(_MEMORY)
 
 

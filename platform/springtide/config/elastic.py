@@ -76,25 +76,25 @@ class ElasticConfig(Section):
     spot nodes are too few to meet it, the run orders on-demand nodes, which needs ``track.price`` and ``track.spot_price``. 0:
     no deadline, and nothing is ordered [s]."""
     reserve: Seconds = free(default=Seconds(5.0), ge=0)
-    """Time to keep free for saving the state before the announced loss of a node. The run takes more if its earlier saves or
-    copies took longer [s]."""
+    """Time before the announced loss of a node that is kept free for saving the state. The run keeps more time free if its
+    earlier saves or copies took longer [s]."""
     hang: Seconds = free(default=Seconds(300.0), ge=0)
-    """Longest time without a step, or progress of a save or an evaluation; then the workers count as hung and are restarted. At
-    least 20 typical steps. Before the first step: 12 times as long. Before the first collective: 4 times as long as earlier
-    groups of workers took, if that is less. If all ranks wait for one rank: 3 typical steps and 10 s. If all ranks wait in a
-    collective: 20 typical steps, at least 30 s. 0 waits forever [s]."""
+    """Longest time without a step, and without progress of a save or an evaluation. After this time the workers count as hung
+    and are restarted. The limit is at least 20 typical steps. Before the first step it is 12 times this setting. Before the
+    first collective: 4 times as long as earlier groups of workers took, if that is less. If all ranks wait for one rank: 3
+    typical steps and 10 s. If all ranks wait in a collective: 20 typical steps, at least 30 s. 0 waits forever [s]."""
     compare: Seconds = free(default=Seconds(60.0), ge=0)
-    """How often the speeds of all workers' devices are compared during training, to report slow devices; 0 never [s]."""
+    """Time between comparisons of the speeds of all workers' devices, to report slow devices; 0 never compares [s]."""
     recheck: Seconds = free(default=Seconds(60.0), ge=0)
-    """How often another worker computes a micro-batch of each worker again, to find devices that compute wrong results; takes
-    the time of one micro-batch; 0 never [s]."""
+    """Time between checks for devices that compute wrong results. In a check, another worker computes a micro-batch of each
+    worker again, which takes the time of one micro-batch. 0 never checks [s]."""
     notices: Literal["auto", "aws", "gcp", "azure", "file", "off"] = free(default="auto")
     """Where each node polls for preemption notices. auto: at the cloud that the firmware names, and in ``notice_file``. aws,
     gcp or azure: at that cloud, and in ``notice_file``. file: only in ``notice_file``. off: nowhere [name]."""
     notice_file: str = free(default="/tmp/springtide-notice-{uid}")
     """File on each node that announces the node's loss: a hook, or `springtide notice`, writes the seconds until the loss.
-    ``{uid}`` stands for the user's number and for root's, 0, because root announces for all users; ``{node}`` for the node's id
-    in Ray. A file of any other owner is refused. Empty: no file is read [name]."""
+    ``{node}`` stands for the node's id in Ray. ``{uid}`` stands for a user id: the files of this user and of root (0) are read,
+    because root announces for all users. A file of any other owner is refused. Empty: no file is read [name]."""
     metadata_url: str = free(default="")
     """URL of the cloud's metadata service; empty uses http://169.254.169.254, the default of all clouds [url]."""
     leave_on_rebalance: bool = free(default=False)
@@ -123,7 +123,7 @@ class ElasticConfig(Section):
                 raise ValueError(explain(field, value, "is set by springtide, Ray or torchrun", "leave it out"))
             if _SECRET.search(name):
                 what = "looks like a secret, and this file and the dashboard show it"
-                raise ValueError(explain(field, "...", what, "give it to the nodes' own environment"))
+                raise ValueError(explain(field, "...", what, "set it in the environment of the nodes instead"))
         return self
 
     @model_validator(mode="after")

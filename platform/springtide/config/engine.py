@@ -95,7 +95,7 @@ class ModelConfig(Section):
     local_rope_theta: float = Field(0.0, ge=0)
     """Base of the rotary wavelengths in local layers, as in Gemma 3; 0 is rope_theta [1]."""
     rotary_fraction: float = Field(1.0, gt=0, le=1)
-    """Fraction of each head's features that is rotated, the first ones, as in Phi 4 mini [ratio]."""
+    """Fraction of each head's features that is rotated, counted from the first feature; 0.75 in Phi 4 mini [ratio]."""
     rope_scaling: Literal["none", "linear", "llama3", "yarn", "longrope"] = "none"
     """How rotary wavelengths are stretched for longer sequences than in the original training: all by one factor (linear), only
     the long wavelengths (llama3; yarn, which also sharpens attention), or each by its own factor (longrope). In a model with
@@ -112,9 +112,9 @@ class ModelConfig(Section):
     """Factor that queries and keys are multiplied by, for longrope and yarn. 0 is the usual factor: 1 for longrope; for yarn
     0.1 ln(rope_factor) + 1, as in its paper [ratio]."""
     rope_low_freq_factor: float = Field(1.0, gt=0)
-    """Wavelengths above rope_original_length divided by this are stretched fully; for llama3 [ratio]."""
+    """Wavelengths longer than rope_original_length / rope_low_freq_factor are stretched fully; for llama3 [ratio]."""
     rope_high_freq_factor: float = Field(4.0, gt=0)
-    """Wavelengths below rope_original_length divided by this are not stretched; for llama3 [ratio]."""
+    """Wavelengths shorter than rope_original_length / rope_high_freq_factor are not stretched; for llama3 [ratio]."""
     init_seed: int = Field(0, ge=0)
     """Seed of the initial weights [1]."""
     adapter: Literal["none", "lora", "dora"] = "none"
@@ -182,12 +182,12 @@ class ModelConfig(Section):
         if self.adapter != "none" and self.source:
             problem = f"is of the decoder, and model.source = {self.source!r} names a model of your own"
             raise ValueError(
-                explain("model.adapter", self.adapter, problem, "make the adapter in that model, and use none")
+                explain("model.adapter", self.adapter, problem, "make the adapter in that model, and set this to none")
             )
         if self.base_precision != "fp32" and self.adapter == "none":
             problem = "is the type of weights that are frozen, and model.adapter = 'none' trains them"
             raise ValueError(
-                explain("model.base_precision", self.base_precision, problem, "set model.adapter, or use fp32")
+                explain("model.base_precision", self.base_precision, problem, "set model.adapter, or set this to fp32")
             )
         if not self.head_dim and self.dim % (2 * self.num_heads):
             raise ValueError(
@@ -213,12 +213,16 @@ class ModelConfig(Section):
         if self.rotary_width < 2 or self.rotary_width % 2 or abs(rotated - self.rotary_width) > 1e-6:
             problem = f"rotates {rotated:g} of {self.head_width} features of a head"
             raise ValueError(
-                explain("model.rotary_fraction", self.rotary_fraction, problem, "choose an even number of them")
+                explain(
+                    "model.rotary_fraction", self.rotary_fraction, problem, "choose one that rotates an even number"
+                )
             )
         if (self.global_every or self.local_rope_theta) and not self.window:
             field = "global_every" if self.global_every else "local_rope_theta"
             problem = "is of models with local layers, and model.window = 0 makes all global"
-            raise ValueError(explain(f"model.{field}", getattr(self, field), problem, "set model.window too, or use 0"))
+            raise ValueError(
+                explain(f"model.{field}", getattr(self, field), problem, "set model.window too, or set this to 0")
+            )
         if self.rope_scaling == "yarn" and self.rope_theta <= 1:
             problem = "has no wavelengths that yarn could tell apart"
             raise ValueError(explain("model.rope_theta", self.rope_theta, problem, "use more than 1, such as 10000"))
@@ -226,7 +230,7 @@ class ModelConfig(Section):
             factors = getattr(self, name)
             if len(factors) != self.rotary_width // 2 or not all(0 < one < math.inf for one in factors):
                 problem = f"is not a positive factor for each of the {self.rotary_width // 2} wavelengths"
-                raise ValueError(explain(f"model.{name}", factors, problem, "give those of the model's config.json"))
+                raise ValueError(explain(f"model.{name}", factors, problem, "copy them from the model's config.json"))
         if self.rope_high_freq_factor <= self.rope_low_freq_factor:
             raise ValueError(
                 explain(
@@ -276,14 +280,14 @@ class ParallelConfig(Section):
     springtide[fp8] and an L4, an H100 or newer [type]."""
     reduction: Literal["fp32", "fp64"] = free(default="fp32")
     """Type that gradients are summed in, over micro-batches and workers. With fp64 the sums are exact except in very rare
-    cases, and no micro-batch has rows of two lanes (fixed parts of a batch). So a CPU run has the same bits at any world size.
-    With fp64, gradients are not sharded [type]."""
+    cases, and each micro-batch has rows of only one lane (a fixed part of the batch). So a CPU run has the same bits at any
+    world size. With fp64, gradients are not sharded [type]."""
     recompute: Literal["none", "selective", "full"] = free(default="none")
     """Activations of a block that the backward pass recomputes: none; all except matrix products and attention (selective); or
     all except the block's input (full) [name]."""
     offload: Literal["none", "activations", "parameters", "all"] = free(default="none")
-    """What GPUs keep in host memory. activations: inputs of blocks, which needs ``recompute: full``. parameters: shards of
-    weights, gradients and optimizer state, which the CPU then updates. all: activations and parameters. Slower, for models that
+    """What GPUs keep in host memory. activations: inputs of blocks; needs ``recompute: full``. parameters: shards of weights,
+    gradients and optimizer state, which the CPU then updates. all: activations and parameters. Slower, for models that
     do not fit otherwise [name]."""
     compile: bool = free(default=False)
     """Whether blocks are compiled (torch.compile) [flag]."""
@@ -342,7 +346,7 @@ class ParameterGroup(Section):
     lr_scale: float = Field(1.0, gt=0)
     """Multiplies the learning rate of the group, and so also its weight decay per step [ratio]."""
     weight_decay: float | None = Field(None, ge=0)
-    """Weight decay of the group's matrices and vectors; null keeps optim.weight_decay for matrices, 0 for vectors [1]."""
+    """Weight decay of the group's matrices and vectors. null: optim.weight_decay for matrices, none for vectors [1]."""
     frozen: bool = False
     """Whether the group's parameters are frozen: no gradients, and no state in the optimizer [flag]."""
 
@@ -354,11 +358,11 @@ class OptimConfig(Section):
     """Function that returns your own optimizer, ``package.module:function`` (see ``springtide.optim.build``); empty uses
     ``optimizer`` [name]."""
     optimizer: Literal["adamw", "muon", "lamb", "adafactor"] = "adamw"
-    """adamw; muon, for the blocks' matrices, with AdamW for all else at the same learning rates; lamb, for very large batches;
-    or adafactor, whose state is small and whose learning rate is relative to each tensor's root mean square [name]."""
+    """adamw. muon: Muon for the blocks' matrices, AdamW for all else, at the same learning rates. lamb: for very large batches.
+    adafactor: small state; the learning rate is relative to each tensor's root mean square [name]."""
     moments: Literal["fp32", "bf16", "int8"] = "fp32"
-    """Type of AdamW's two moments, which take 8, 4 or 2 bytes per parameter together; int8 has one scale per 256 values of a
-    row [type]."""
+    """Type of AdamW's two moments. Together they take 8 (fp32), 4 (bf16) or 2 (int8) bytes per parameter. int8 has one scale
+    per 256 values of a row [type]."""
     peak_lr: float = Field(3e-3, gt=0)
     """Learning rate after warm-up [1]."""
     schedule: Literal["cosine", "linear", "wsd", "wsd_sqrt"] = "cosine"
@@ -367,8 +371,8 @@ class OptimConfig(Section):
     warmup: Tokens = Tokens(50_000)
     """Length of the linear warm-up from zero [tokens]."""
     decay: Tokens = Tokens(0)
-    """Length of the final decay; 0 means all after the warm-up for cosine and linear, a fifth of the run for wsd and wsd_sqrt
-    [tokens]."""
+    """Length of the final decay. With 0, cosine and linear decay from the warm-up to the end of the run, wsd and wsd_sqrt
+    in the last fifth of the run [tokens]."""
     final_lr_ratio: float = Field(0.1, ge=0, le=1)
     """Final learning rate over peak_lr; 0 decays to zero [ratio]."""
     schedule_begin: Tokens = Tokens(0)
@@ -397,8 +401,8 @@ class OptimConfig(Section):
     spike_deviations: float = Field(12.0, gt=0)
     """Threshold of a spike: robust standard deviations above the median of the preceding steps [1]."""
     max_left_out: int = free(default=20, ge=0)
-    """Consecutive steps that may be skipped or jumped over, as spikes or for an infinite or NaN gradient, before the run stops
-    [steps]."""
+    """Most consecutive steps that may be skipped or jumped over because of spikes, or of infinite or NaN gradients; one more
+    stops the run [steps]."""
     z_loss: float = Field(0.0, ge=0)
     """Weight, per token, of the z-loss: the squared logarithm of the softmax's denominator, which keeps logits from drifting;
     1e-4 in PaLM [ratio]."""
@@ -411,12 +415,16 @@ class OptimConfig(Section):
         if self.moments != "fp32" and (self.optimizer != "adamw" or self.source):
             other = f"optim.{'source' if self.source else 'optimizer'} = {self.source or self.optimizer!r}"
             what = f"is the type of AdamW's moments, and {other} keeps its own"
-            raise ValueError(explain("optim.moments", self.moments, what, "use fp32, or optimizer adamw"))
+            raise ValueError(
+                explain("optim.moments", self.moments, what, "set optim.moments to fp32, or train with adamw")
+            )
         if self.moments == "bf16" and max(self.betas) > _BF16_BETA:
             what = (
                 f"rounds a change of 1 - {max(self.betas):g} of a moment away: optim.betas may be {_BF16_BETA} at most"
             )
-            raise ValueError(explain("optim.moments", self.moments, what, "use (0.9, 0.95), or int8"))
+            raise ValueError(
+                explain("optim.moments", self.moments, what, "set optim.betas to (0.9, 0.95), or optim.moments to int8")
+            )
         for index, group in enumerate(self.groups):
             if self.source and (group.lr_scale != 1.0 or group.weight_decay is not None):
                 what = f"sets a rate or a decay, and optim.source = {self.source!r} makes the parameter groups"

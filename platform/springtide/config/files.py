@@ -307,7 +307,7 @@ def describe(error: ValidationError) -> str:
             field = fields().get(name)
             remedy = f"it is: {field.description}" if field is not None else "see --help"
             said = ", and ".join(messages[name])
-            is_missing = item["type"] == "missing"  # then the input is the whole table: not in the message
+            is_missing = item["type"] == "missing"  # the input is then the whole table: do not show it
             lines[f"{name}: {said}; {remedy}" if is_missing else explain(name, item["input"], said, remedy)] = None
     more = [f"and {len(lines) - _PROBLEMS_SHOWN} more"] if len(lines) > _PROBLEMS_SHOWN else []
     return "\n".join([*lines][:_PROBLEMS_SHOWN] + more)

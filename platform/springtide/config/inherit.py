@@ -91,8 +91,8 @@ def left_behind(run: Config, config: Config) -> dict[str, str]:
 
 
 def is_named(url: str, by: str) -> bool:
-    """Return whether the user has named the place of ``url``: it is a local path, or on the host of ``by``, a URL that the user
-    typed. For object stores: in the bucket of ``by``.
+    """Return True if ``url`` is a local path, or on the same host as ``by``, a URL that the user typed. In an object store, it
+    must be in the same bucket as ``by``.
 
     Examples:
         >>> is_named("s3://mine/data", "s3://mine/runs/a"), is_named("s3://other/data", "s3://mine/runs/a")

@@ -27,8 +27,8 @@ class ObjectiveConfig(Section):
     """Labels that the objective learns from: a model's log-probabilities for each row of shards.dataset, which ``springtide
     data prepare --label-by`` writes [url]."""
     teacher: str = ""
-    """Teacher for distill that runs in each step, in place of stored labels: a checkpoint, or a run's folder for its newest
-    checkpoint. Each worker holds all weights of the teacher [url]."""
+    """Teacher of distill: a checkpoint, or a run's folder for its newest checkpoint. The teacher runs in each step and replaces
+    stored labels. Each worker holds all weights of the teacher [url]."""
     teacher_k: int = Field(64, ge=0)
     """Number of the teacher's most likely ids to learn from at each position; 0 is all ids [ids]."""
     cross_entropy: float = Field(0.0, ge=0, lt=1)
@@ -55,16 +55,28 @@ class ObjectiveConfig(Section):
                 "need an objective that reads labels, and without objective.source the loss is next-token cross-entropy"
             )
             raise ValueError(
-                explain("objective.labels", self.labels, problem, "name one, such as distill, or no labels")
+                explain(
+                    "objective.labels",
+                    self.labels,
+                    problem,
+                    "set objective.source, such as to distill, or leave this empty",
+                )
             )
         if self.labels and self.source == _WITHOUT_LABELS:
             problem = f"would not be used: {self.source} learns only from pairs of answers"
-            raise ValueError(explain("objective.labels", self.labels, problem, "leave them out, or use dpo"))
+            raise ValueError(
+                explain("objective.labels", self.labels, problem, "leave this empty, or set objective.source to dpo")
+            )
         if self.teacher and (self.labels or self.source in ("", *OF_PAIRS)):
             problem = "and objective.labels give the same targets, so only one of the two can be set"
             problem = problem if self.labels else f"is for distillation, and objective.source = {self.source!r}"
             raise ValueError(
-                explain("objective.teacher", self.teacher, problem, "leave it empty, or use distill alone")
+                explain(
+                    "objective.teacher",
+                    self.teacher,
+                    problem,
+                    "leave this empty, or set objective.source to distill and no labels",
+                )
             )
         if self.cross_entropy and self.source != "distill":
             raise ValueError(

@@ -22,8 +22,8 @@ class OnlyWhen(NamedTuple):
     """Conditions under which a run trains. All conditions must hold; a condition that is None is not checked."""
 
     hours: tuple[int, int] | None = None
-    """Full hours, by the machine's clock, from which and until which to train. If the second is smaller, as in (22, 6), the
-    time goes through midnight."""
+    """Train from the first to the second of these full hours, by the machine's clock. If the second is smaller, as in (22, 6),
+    train through midnight."""
     battery: int | None = None
     """Lowest charge at which to train, unless the machine is plugged in [%]."""
     temperature: int | None = None

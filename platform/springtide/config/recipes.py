@@ -47,7 +47,7 @@ def tiny() -> Config:
             "corpus": {"tokenizer": "bytes", "max_files": 40},
             "model": {"num_layers": 2, "dim": 64, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 160},
             "shards": {"sequence_length": 64, "rows_per_group": 64, "groups_per_shard": 8, "heldout_fraction": 0.1},
-            "stream": {"global_batch": 12, "max_epochs": 100},  # longer experiments read the small corpus often
+            "stream": {"global_batch": 12, "max_epochs": 100},  # long experiments repeat the small corpus many times
             "optim": {"warmup": 12 * 64 * 10},
             "train": {"total": 12 * 64 * 60, "eval_tokens": 16 * 64, "sample_tokens": 32},
             "checkpoint": {"every_steps": 20, "when_busy": "queue"},
@@ -304,7 +304,7 @@ def sft(run: Config, start_from: str) -> Config:
     Returns:
         The run's model, tokenizer, length of rows and precision (``inherit.INHERITED``), with a low learning rate (Touvron et
         al., "Llama 2", 2023, section 3.1: 2e-5). You must set ``corpus.source``, and ``corpus.chat_template`` if the run has
-        none. The value ``model`` is an imported model's own template; the command line takes it by default.
+        none. Set the template to ``model`` for an imported model's own template, as the command line does by default.
 
     Examples:
         >>> found = st.recipes.sft(st.open_run("runs/mine").config, "runs/mine")
@@ -322,8 +322,8 @@ def lora(run: Config, start_from: str) -> Config:
         start_from: folder of the model's run, or one of its checkpoints.
 
     Returns:
-        Settings as from ``sft``, but with rank 16 and ten times its learning rate, which a low rank needs (Schulman et al.,
-        "LoRA Without Regret", 2025). If the model already has an adapter, that adapter is trained further.
+        Settings as from ``sft``, but with an adapter of rank 16 and ten times the learning rate, which a low rank needs
+        (Schulman et al., "LoRA Without Regret", 2025). If the model already has an adapter, that adapter is trained further.
 
     Examples:
         >>> found = st.recipes.lora(st.open_run("runs/mine").config, "runs/mine")

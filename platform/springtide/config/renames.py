@@ -116,7 +116,7 @@ def current(stored: Any) -> Any:
 
 def without_defaults(given: Any) -> Any:
     """Return a user's config without the retired settings that are at their defaults. Dropping them does not change training.
-    It keeps a copy of a run's config.yaml valid, which lists every setting.
+    A copy of a run's config.yaml lists every setting, also those that are retired now. Without this step it would be refused.
 
     Args:
         given: config as nested dicts and lists; a value that is not a dict is returned unchanged.

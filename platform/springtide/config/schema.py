@@ -39,7 +39,7 @@ class TrainConfig(Section):
     predicted to fit the cluster's devices, both with ``elastic.min_workers`` and with ``elastic.max_workers`` workers
     [rows]."""
     profile: int = free(default=0, ge=0)
-    """Number of steps that rank 0 profiles, after the first three since a (re)start of the workers; 0 profiles none [steps]."""
+    """Steps that rank 0 profiles after each start of the workers, from the fourth step on; 0 profiles none [steps]."""
     metrics: tuple[Literal["largest_logit", "noise_scale"], ...] = free(default=())
     """Extra metrics to report with each step, at a small cost: the largest logit, which grows before training diverges; and the
     gradient noise scale, the batch size beyond which larger batches save few steps [name]."""
@@ -82,7 +82,12 @@ class TrainConfig(Section):
         """``micro_batch`` as a number; ValueError while it is ``auto`` [rows]."""
         if self.micro_batch == "auto":
             raise ValueError(
-                explain("train.micro_batch", "auto", "is chosen by a run on Ray only", "give a number of rows here")
+                explain(
+                    "train.micro_batch",
+                    "auto",
+                    "works only in runs on Ray",
+                    "set train.micro_batch to a number of rows",
+                )
             )
         return self.micro_batch
 

@@ -172,7 +172,7 @@ _Loader.add_constructor(f"{_TAG}int", _Loader.construct_yaml_int)
 
 
 def _short(error: Exception) -> str:
-    """Return an error's text, cut: PyYAML may quote a line that is as long as the file."""
+    """Return an error's text, shortened, because PyYAML may quote a line that is as long as the file."""
     text = str(error)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 

@@ -43,8 +43,8 @@ _MARKS = re.compile(f"[{BEGIN}{END}{APART}]")
 _REPLY_BYTES, _REPLY_BYTES_PER_REQUEST_BYTE = 2**20, 4
 """Maximum size of the JSON reply with one rendering [bytes]: 1 MiB, plus 4 bytes for each byte of the request."""
 _BATCH_CHARACTERS, _MESSAGE_CHARACTERS = 2**16, 64
-"""Size at which a batch of renderings is sent as one request [characters], and characters counted for each message in addition
-to its text."""
+"""Two numbers of characters. A batch of renderings is sent as one request when its messages reach the first number. A message
+counts as the length of its text plus the second number."""
 _SILENCE_S = 300.0
 """Time without a reply after which the child is killed [s]. It protects against a suspended child or machine. A template that
 loops forever ends much earlier, by its limit of CPU time."""
@@ -80,7 +80,7 @@ class Sandbox:
 
     def __init__(self, text: str) -> None:
         if _MARKS.search(text):
-            raise _syntax_error("it holds U+FDD0, U+FDD1 or U+FDD2, which a text must not hold", 1)
+            raise _syntax_error("it contains U+FDD0, U+FDD1 or U+FDD2, which springtide uses as marks", 1)
         self._text = text
         [compiled] = _RENDERER.replies(text, [])
         if "syntax" in compiled:
@@ -230,7 +230,7 @@ class _Renderer:
             found.append(_beyond("made its process reply what is no reply", "do not use it"))
         finally:
             if not is_fit:
-                child.end()  # also after KeyboardInterrupt: else the next request would read replies to this request
+                child.end()  # after KeyboardInterrupt too: else the next request would read replies to this request
                 self._child = None
         return found, None
 

@@ -66,8 +66,8 @@ BUILT_IN = {
     "plain": _PLAIN,
 }
 """Name -> template. Sources: Qwen's ChatML; Llama 3's model card, without its begin-of-text token, which
-``corpus.begin_of_text`` adds. ``plain`` is for models without special tokens: plain text marks its turns, and a message may
-contain the same text."""
+``corpus.begin_of_text`` adds. ``plain`` needs no special tokens: lines such as ``User:`` begin its turns. Such a line in a
+message looks like the beginning of a turn."""
 TEMPLATE_BYTES = 2**20
 """Maximum size of a template [bytes]."""
 _PROBE = (Turn("user", "Question"), Turn(ANSWERS, "Answer"))
@@ -91,12 +91,12 @@ def read_template(name: str, tokenizer: str = "") -> str:
     path = Path(tokenizer).parent / _OF_MODEL if name == MODEL_TEMPLATE else Path(os.path.expanduser(name))
     if name == MODEL_TEMPLATE and not (Path(tokenizer).is_file() and path.is_file()):
         problem = f"is the {_OF_MODEL} beside the tokenizer, and corpus.tokenizer = {tokenizer!r} has none there"
-        raise ConfigError(explain(_FIELD, name, problem, f"use {', '.join(BUILT_IN)} or a file of Jinja"))
+        raise ConfigError(explain(_FIELD, name, problem, f"use {', '.join(BUILT_IN)} or a Jinja file"))
     if name == MODEL_TEMPLATE:
         check_confined(str(path), str(path.parent))
     if not path.is_file():
         problem = f"is neither {MODEL_TEMPLATE} nor one of {', '.join(BUILT_IN)} nor a file"
-        raise ConfigError(explain(_FIELD, name, problem, "name one of them, or a file of Jinja"))
+        raise ConfigError(explain(_FIELD, name, problem, "set it to one of them, or to a Jinja file"))
     with path.open("rb") as file:
         data = file.read(TEMPLATE_BYTES + 1)
     if len(data) > TEMPLATE_BYTES:
@@ -207,7 +207,7 @@ class ChatTemplate:
                 ids, flags = np.append(ids, np.uint32(end)), np.append(flags, is_last)
             self._check_ends(ids)
             if not flags.any():
-                raise BadChat("the template writes no token of an answer", _MARK_REMEDY)
+                raise BadChat("the template renders no token of an answer", _MARK_REMEDY)
             yield ChatTokens(ids, flags)
 
     def _check_ends(self, ids: np.ndarray) -> None:
@@ -216,10 +216,10 @@ class ChatTemplate:
         written = self._variables["eos_token"]
         if len(inside) and not self._may_hold_ends:
             problem = f"holds {written}, which ends a document, before the end of the chat"
-            raise BadChat(problem, "name another special token as corpus.end_of_text, or prepare texts and chats apart")
+            raise BadChat(problem, "set corpus.end_of_text to another special token, or prepare chats separately")
         if ids[0] == self.begin_of_text or (ids[inside + 1] == self.begin_of_text).any():
             problem = f"holds {written} and then the token that begins a document, as between two documents"
-            raise BadChat(problem, "name another special token as corpus.end_of_text")
+            raise BadChat(problem, "set corpus.end_of_text to another special token")
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
         """Return the ids of the prompt that the assistant answers, without begin-of-text, even if the template writes it.
@@ -286,7 +286,8 @@ class ChatTemplate:
             found = list(cut)
             if "".join(text for text, _ in found) != whole:
                 raise BadChat(
-                    "the template writes a different text when answers are marked", "do not let it depend on an answer"
+                    "the template renders a different text when answers are marked",
+                    "do not let it read or change the output of {% generation %}",
                 )
             rendering = asked.popleft()
             messages = rendering.messages
@@ -346,7 +347,7 @@ class ChatTemplate:
             prompt, upto = next(texts) if number else _before_all(texts), next(texts)
             begin = self._begin(whole, prompt)
             if begin is None or begin < done:
-                raise BadChat(f"the template changes what stands before message {number} by what follows", _MARK_REMEDY)
+                raise BadChat(f"later messages change what the template renders before message {number}", _MARK_REMEDY)
             said = (messages[number]["content"] or "").rpartition(_THOUGHT_ENDS)[2].strip()
             place = whole.find(said, begin)
             if place < 0 or (whole.startswith(upto) and place + len(said) > len(upto)):
@@ -394,8 +395,8 @@ class ChatTemplate:
 
 
 def _before_all(texts: Iterator[str]) -> str:
-    """Return the next of ``texts``: the prompt of an answer that is the first message of its chat, rendered without messages.
-    Raises BadChat if the template cannot render a chat without messages. Most templates cannot."""
+    """Return the prompt of an answer that is the first message of its chat. It is the next of ``texts``, the renderings: a chat
+    without messages, as the template renders it. Raises BadChat if the template cannot do this. Most templates cannot."""
     try:
         return next(texts)
     except BadChat as error:
@@ -423,7 +424,7 @@ def _check_calls(rendering: Rendering, whole: str, answers: str) -> None:
     ):
         if missing := [name for name in names if name not in text]:
             problem = f"the template leaves out {what} {missing[0]}"
-            raise BadChat(problem, "use a template for tools, or write the calls into the contents")
+            raise BadChat(problem, "use a template that renders tools, or write the calls into the contents")
 
 
 def _names(functions: Iterable[Any]) -> list[str]:

@@ -227,8 +227,8 @@ def _with_tools(record: Mapping[str, Any], turns: tuple[Turn, ...]) -> tuple[Tur
 
 
 def _said(record: Mapping[str, Any], name: str, role: str) -> tuple[Turn, ...]:
-    """Return the turns in the field ``name`` of a record. A list gives one turn per message, a text gives one turn of
-    ``role``."""
+    """Return the turns in the field ``name`` of a record. A list becomes one turn per message. A text becomes a
+    single turn of the role ``role``."""
     value = record.get(name)
     if isinstance(value, list):
         return tuple(_turn(number, message, f"{name}: ") for number, message in enumerate(value))

@@ -228,8 +228,8 @@ _SHOWN = 80
 
 
 def own_filter(source: str, text: str) -> Verdict:
-    """Apply the user's function that ``source`` names to the text of a document. The function is called for each document, in
-    any process. The caller must have checked that the user's code may run (``config.check_trusted``).
+    """Apply the user's own function to the text of a document. ``source`` names the function, which may be called in any
+    process. The caller must have checked that the user's code may run (``config.check_trusted``).
 
     Raises:
         ConfigError: the function cannot be imported, raises an error, or returns neither a text nor None.

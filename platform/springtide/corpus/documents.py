@@ -127,7 +127,7 @@ def _check_ids(record: Tokens, where: str, vocabulary: Tokenizer) -> None:
                 "corpus.tokenizer",
                 f"{where}, document {record.name.rpartition('@')[2]}, token {place}",
                 f"is id {int(record.ids[place])}, the tokenizer has the ids below {vocabulary.size}",
-                "name the tokenizer that these ids were made with",
+                "set corpus.tokenizer to the tokenizer that made these ids",
             )
         )
 

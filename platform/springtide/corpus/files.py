@@ -21,7 +21,7 @@ _LEFT_OUT = {
     *("encodings", "pydoc_data"),  # these folders hold tables of data, not code
 }
 _CHANGES = ("mtime", "ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "created")
-"""Keys of a store's file information whose value changes when the file is rewritten. Each store reports other keys."""
+"""Keys in a store's listing of a file. Their values change when the file is rewritten. Stores use different keys."""
 
 
 class Look(NamedTuple):

@@ -1,14 +1,14 @@
-"""Fill in the middle: reorder spans of a document, so that a model learns to write the text between two given texts.
+"""Fill in the middle: rearrange documents, so that a model learns to write the text between two given texts.
 
-Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (2207.14255). A span is cut at two random
-characters into prefix, middle and suffix. The three are tokenised separately, and written in one of two orders, each with
-probability 1/2; PREFIX, SUFFIX and MIDDLE are special tokens:
+Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (2207.14255). A span is a whole document. A
+document longer than a row of the dataset is divided into equal spans, so that a span fits a row. A rearranged span is cut at
+two random characters into prefix, middle and suffix. The three are tokenised separately, and written in one of two orders,
+each with probability 1/2; PREFIX, SUFFIX and MIDDLE are special tokens:
 
     PSM     PREFIX prefix SUFFIX suffix MIDDLE middle
     SPM     PREFIX SUFFIX suffix MIDDLE prefix middle
 
-A span is a whole document. A document longer than a row of the dataset is divided into equal spans, so that a span fits a row.
-Which spans are reordered, and where they are cut, depends only on the document's text and the seed.
+Which spans are rearranged, and where they are cut, depends only on the document's text and the seed.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import ConfigError, explain
 
 _WORDS = 4
-"""Number of random numbers per span. They decide whether to reorder it, the positions of its two cuts, and its order."""
+"""Number of random numbers per span (a document, or a part of a long one). They decide whether the span is rearranged, where
+its two cuts are, and the order of its pieces."""
 
 
 class Infilling(NamedTuple):
     """Parameters of fill-in-the-middle."""
 
     rate: float
-    """Probability that a span is reordered, from 0 to 1."""
+    """Probability, from 0 to 1, that a span (a document, or a part of a long one) is rearranged."""
     prefix_id: int
     suffix_id: int
     middle_id: int
     span_tokens: int
-    """Approximate length of the longest span [tokens]."""
+    """Approximate length of the longest span (a document, or a part of a long one) [tokens]."""
     seed: int
 
 
 class _Span(NamedTuple):
     pieces: tuple[slice, ...]
-    """One slice, the whole span, if it is not reordered; otherwise three slices, its prefix, middle and suffix. They index the
-    document's text, or its token ids if the source stores ids."""
+    """Three slices, prefix, middle and suffix, if the span is rearranged for fill-in-the-middle training. Otherwise one slice,
+    the whole span. Slices index the document's text, or its token ids if the source stores ids."""
     is_spm: bool = False
 
 
 def check_pieces(vocabulary: Tokenizer, setting: str, value: Any) -> None:
-    """Raise ConfigError if a text that is tokenised in pieces decodes to another text. The error blames ``setting`` =
+    """Raise ConfigError if a text that is tokenised in pieces decodes to another text. The error names ``setting`` =
     ``value``, which needs tokenising in pieces."""
     [piece] = vocabulary.encode(["x"])
     if (found := vocabulary.decode([*piece[:-1], *piece[:-1]])) != "xx":
@@ -59,11 +60,11 @@ def check_pieces(vocabulary: Tokenizer, setting: str, value: Any) -> None:
 def infill(
     documents: Sequence[Document], lengths: Iterable[int], vocabulary: Tokenizer, infilling: Infilling
 ) -> Iterator[list[np.ndarray] | None]:
-    """Yield for each document its tokens as a list of segments, uint32 arrays. Yield None for a document without a reordered
-    span.
+    """Rearrange documents for fill-in-the-middle training. Yield for each document its tokens as a list of segments, uint32
+    arrays. Yield None for a document that stays unchanged.
 
-    Each reordered span is a segment. The text between two reordered spans is also a segment. Segments have neither end-of-text
-    nor begin-of-text: the caller must separate them as it separates documents.
+    A span is a document, or a part of a long one. Each rearranged span is a segment. The text between two rearranged spans is
+    also a segment. The caller must put an end-of-text id and a begin-of-text id between two segments, as between two documents.
 
     Args:
         documents: the documents. A document that the source stores as token ids is cut between tokens, any other document
@@ -87,7 +88,7 @@ def infill(
         flat = [ids[piece] if ids is not None else next(encoded) for span in spans for piece in span.pieces]
         found = [one if one is None or ids is not None else one[:-1] for one in flat]
         whole = [one for one in found if one is not None]
-        if len(whole) < len(found):  # the tokenizer failed on a piece, although it can encode the whole text
+        if len(whole) < len(found):  # the tokenizer cannot encode a piece: leave the document unchanged
             yield None
             continue
         cut = iter(whole)
@@ -99,7 +100,8 @@ def _is_changed(spans: Sequence[_Span]) -> bool:
 
 
 def _spans(document: Document, length: int, infilling: Infilling) -> Iterator[_Span]:
-    """Cut a document into spans and yield them. Consecutive spans that are not reordered are joined to one span."""
+    """Cut a document into spans: one, or several equal spans if it is long. Yield each span that is rearranged for
+    fill-in-the-middle training. Join consecutive other spans, and yield them as one span."""
     size = len(document.text) if document.ids is None else len(document.ids)
     number = max(1, -(-length // infilling.span_tokens))
     bounds = [size * at // number for at in range(number + 1)]

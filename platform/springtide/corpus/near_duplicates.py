@@ -103,8 +103,8 @@ def sharing(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Find the documents whose hash equals the hash of another document.
 
     ``hashes``: hash of one band of each document, uint64 (documents,). Returns two arrays, int64 (m,): the indices of the
-    documents found, and for each a number from 0 that documents with an equal hash share. They are sorted by this number, then
-    by document.
+    documents found, and for each document a number, from 0, that is equal for equal hashes. Both are sorted by this number,
+    then by document.
 
     Example:
         >>> import numpy as np
@@ -129,13 +129,13 @@ def find_near_duplicates(
 ) -> NearDuplicates:
     """Find near-duplicates, and keep the first of several similar documents.
 
-    In each band, a document is compared only with the first document of an equal hash. This makes at most 16 comparisons, no
-    matter how many documents have this hash. If the first document is dropped, the next round compares with the next document
-    of the equal hash. Needs memory only for the pairs, 8 bytes each.
+    In each of the 16 bands, a document is compared only with the first document that has an equal hash. This makes at most 16
+    comparisons per document, no matter how many documents have the hash. If the first document is dropped, the next round
+    compares with the next document that has the hash. Needs memory only for the pairs, 8 bytes each.
 
     Args:
         bands: called once per round; returns for each band what ``sharing`` returns: the documents whose hash is not unique,
-            and a number for each hash.
+            and for each document a number that is equal for equal hashes.
         sketches: called once, with all documents to compare, int64 (n,), ascending. Returns a function that maps some of these
             documents, (m,), to their sketches, uint8 (m, BINS).
         documents: number of documents.
@@ -177,9 +177,9 @@ def find_near_duplicates(
 
 
 def _pairs(bands: Iterable[tuple[np.ndarray, np.ndarray]], alive: np.ndarray) -> np.ndarray:
-    """Return the pairs of documents to compare: in each band, the first document of a hash with each later one. Only documents
-    that are ``alive``, bool (documents,), count. A pair is one int64: index of the later document * number of documents + index
-    of the first. Sorted."""
+    """Return the pairs of documents to compare, sorted. In each band, the first of all documents with an equal hash is paired
+    with each of the others. Documents that are not ``alive``, bool (documents,), are left out. A pair is one int64: index of
+    the later document * number of documents + index of the first document."""
     found = np.empty(0, np.int64)
     for documents, hashes in bands:
         documents, hashes = documents[alive[documents]], hashes[alive[documents]]

@@ -69,8 +69,8 @@ def split(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (place, text) of each document in a range of a file. The text has no line breaks around it.
 
-    The place of a document is a position in the file [bytes]: where the line with the separator before the document begins. The
-    first document of the file has place 0. A document belongs to the range that contains its place.
+    Every document but the first follows a line with a separator. The place of a document is the position of this line's first
+    byte; the first document has place 0. A document belongs to the range of bytes that contains its place.
 
     Args:
         lines: (position, bytes) of each line, from the first line that begins in the range. A very long line comes in pieces,
@@ -116,8 +116,7 @@ _LINES_COUNTED_BYTES = 16 * 2**20
 """Position in a file up to which messages give a line number [bytes]. Beyond it, counting lines takes too long, and messages
 give the byte instead."""
 _POINTER_BYTES = 1024
-"""Files shorter than this [bytes] may be a Git LFS pointer, which would be misread as an array of token ids, and are
-checked."""
+"""Files shorter than this are checked [bytes]: a Git LFS pointer would be misread as an array of token ids."""
 _ROWS_AT_ONCE = 256
 _FOOTERS_AT_ONCE = 16
 _NAMES_SHOWN = 20
@@ -298,7 +297,7 @@ class CorpusReader:
         except (pa.ArrowException, UnicodeDecodeError, IndexError, OSError) as error:
             # UnicodeDecodeError: a column name is not UTF-8; IndexError: a row has a wrong index into a Parquet dictionary
             if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
-                raise  # an error of disk or network: pyarrow raises an OSError without errno if it cannot decode bytes
+                raise  # an error of disk or network: if pyarrow cannot decode bytes, its OSError has no errno
             self._check_format(name)
             where, remedy = self.folder.where(name), "restore the file, or exclude it"
             raise CorpusError(explain("corpus.source", where, f"cannot be read ({error})", remedy)) from error

@@ -67,9 +67,8 @@ def names_of(schema: pa.Schema) -> list[str]:
 
 def values_of(column: pa.Array) -> Iterator[bytes | str | np.ndarray]:
     """Yield each value of a column: bytes for a text, an array for a list of whole numbers. For any other value, such as null
-    or bytes that are not text, yield a str, the beginning of its repr. Texts stay bytes: if one text is not UTF-8, pyarrow
-        fails
-    to decode the whole column."""
+    or bytes that are not text, yield a str, the beginning of its repr. Texts stay bytes, because pyarrow cannot decode a
+    column to strings if one text is not UTF-8."""
     if is_ids(column.type):
         for value in column:
             ids = value.values
@@ -115,7 +114,7 @@ def read_batches(file: IO[bytes]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     source: Any = _Parts(file)
     messages = pa.ipc.MessageReader.open_stream(source)
     first = next(messages, None)
-    if first is None or first.type != "schema":  # else pyarrow would crash when it reads the message as a schema
+    if first is None or first.type != "schema":  # pyarrow would crash if it read another message as a schema
         raise pa.ArrowInvalid("does not begin with a schema")
     schema = pa.ipc.read_schema(first)
     return schema, (_batch(message, schema) for message in messages)

@@ -128,7 +128,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 _ENVIRONMENT = _environment()
 
 
-@functools.lru_cache(maxsize=1)  # cache one template: the constants of more would count towards the memory limit
+@functools.lru_cache(maxsize=1)  # one only: constants of more templates would count towards the memory limit
 def _compiled(text: str) -> tuple[Template, bool]:
     """Compile a template. Return it, and whether it marks its answers with ``{% generation %}``."""
     tree = _ENVIRONMENT.parse(text)

@@ -109,9 +109,9 @@ def with_indexes(folder: Folder, names: tuple[str, ...], has_all: bool) -> tuple
 
 
 def _is_beside(folder: Folder, name: str, beside: str) -> bool:
-    """Return True if the file ``name`` may be read although the source does not list it: it is not a link out of the folder, or
-    links to the folder that also holds the target of ``beside``. In a source made by others, any other link may lead to a
-    private file of this machine."""
+    """Return True if the file ``name``, which the source does not list, may be read. A link out of the source is allowed only
+    if it leads to the folder that also holds the target of the listed file ``beside``. In a source made by others, any other
+    link may lead to a private file of this machine."""
     if not folder.is_local:
         return True
     path, real = folder.where(name), posixpath.dirname(os.path.realpath(folder.where(beside)))
@@ -139,8 +139,8 @@ def _apply(folder: Folder, name: str, index: dict[str, Any], found: set[str], li
 
 
 def litdata_layouts(folder: Folder, beside: tuple[str, ...]) -> dict[str, str]:
-    """Return the layout (``LOADER:TYPE:COMPRESSION``) of each litdata chunk, by its file name. ``beside``: file names, of which
-    each litdata ``index.json`` lists chunks."""
+    """Return the layout (``LOADER:TYPE:COMPRESSION``) of each litdata chunk, by its file name. ``beside``: names of index
+    files; each litdata ``index.json`` among them lists chunks."""
     layouts: dict[str, str] = {}
     for name in beside:
         if posixpath.basename(name) == INDEX and "chunks" in (index := read_index(folder, name)):
@@ -185,7 +185,7 @@ def read(
     elif vocabulary is None:
         return
     elif packed:
-        raise unreadable(where, "token ids of this kind are not read compressed: unpack it")
+        raise unreadable(where, "files of token ids in this format must not be compressed: decompress it")
     elif _kind(name) == "megatron":
         yield from read_megatron(folder, name, *span)
     else:
@@ -334,7 +334,7 @@ _MOST_BYTES = 8 * MOST_TOKENS
 _MOST_COLUMNS_BYTES = 2**20
 _ID_COLUMNS = ("input_ids", "tokens")
 _SCALARS = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
-"""Code of a type in MDS -> numpy type. The code precedes an array whose type the column's encoding does not give."""
+"""Code of a type in MDS -> numpy type. If a column's encoding lacks the type of its arrays, this code precedes each array."""
 _NAMES = {
     "uint8": "u1",
     "int8": "i1",
@@ -529,8 +529,8 @@ def _decoder(encoding: str, where: str, column: str) -> Callable[[bytes], np.nda
 
 
 def _array(data: bytes, kind: str, has_shape: bool) -> np.ndarray:
-    """Return the values of an MDS ``ndarray``. If the column's encoding lacks the type (``kind`` is empty) or the shape, it
-    precedes the values in ``data``."""
+    """Return the values of an MDS ``ndarray``. If the column's encoding lacks the type (``kind`` is empty) or the shape, the
+    missing type or shape precedes the values in ``data``."""
     place, found = (0, _NAMES[kind]) if kind else (1, _SCALARS.get(data[0], ""))
     if not found:
         raise ValueError(f"type code {data[0]} of a value is not a type of whole numbers")
@@ -602,8 +602,8 @@ def _next(array: _Array, begin: int, end: int, end_of_text: int) -> int:
 
 
 def _document(array: _Array, begin: int, end_of_text: int) -> tuple[np.ndarray, int]:
-    """Return the ids from ``begin`` to before the next end-of-text id, and their number. If they are more than ``MOST_TOKENS``,
-    stop early: return the first ids, and any number above ``MOST_TOKENS``."""
+    """Return the ids of the document that begins at ``begin``, without its end-of-text id, and their number. If a document has
+    more than ``MOST_TOKENS`` ids, stop early: return its first ids, and any number above ``MOST_TOKENS``."""
     found: list[np.ndarray] = []
     length, step = 0, 4096
     while length <= MOST_TOKENS and begin + length < array.tokens:

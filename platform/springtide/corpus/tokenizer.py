@@ -44,7 +44,7 @@ differently; Qwen 2 (2024), in which each digit is a word."""
 
 _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _TIKTOKEN = "tiktoken:"
-_BATCH_CHARACTERS = 1_000_000  # per call of the library: an encoding takes about 100 bytes of memory per token
+_BATCH_CHARACTERS = 1_000_000  # per call of ``tokenizers``, which takes about 100 bytes of memory per token
 _SPACE = "\u2581"
 """Character that SentencePiece writes in place of a space."""
 _SHOWN = 12
@@ -54,7 +54,7 @@ _STEPS = ("normalizer", "pre_tokenizer", "decoder")
 """Parts of a ``tokenizer.json`` that determine how its tokens spell text, for example one letter for each byte."""
 
 UNSPLIT = "the tokenizer cannot split"
-"""Beginning of the message, and of the reason to drop a document, if the library ``tokenizers`` cannot encode a text."""
+"""First words of the error, and of the reason to drop a document, if the library ``tokenizers`` cannot encode a text."""
 _MOST_WORD = 10_000
 """Length to which words in training texts are cut [characters]. Training on a word takes time in proportion to the square of
 its length: 0.04 s at this length."""
@@ -124,7 +124,7 @@ class Tokenizer:
             if not is_of_the_library(error):
                 raise
             limit = f"is not a tokenizer that can be used ({str(error)[:300]})"
-            raise CorpusError(explain("corpus.tokenizer", name, limit, "give a tokenizer.json")) from None
+            raise CorpusError(explain("corpus.tokenizer", name, limit, "set it to a tokenizer.json file")) from None
 
     def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
         """Yield the token ids of each text as a uint32 array, with the end-of-document id appended. Encodes in parallel.
@@ -175,7 +175,7 @@ class Tokenizer:
         lengths = np.zeros(self.size, dtype=np.int64)
         spec: dict[str, Any] = json.loads(self.to_json())
         kinds = {kind for step in _STEPS for kind in _kinds(spec.get(step))}
-        byte_level = "ByteLevel" in kinds  # then each character of a token stands for one byte
+        byte_level = "ByteLevel" in kinds  # if True, each character of a token stands for one byte
         fallback = bool(spec["model"].get("byte_fallback")) or "ByteFallback" in kinds
         spaced = any(_SPACE in json.dumps(spec.get(step), ensure_ascii=False) for step in _STEPS)
         words = self.tokenizer.get_vocab(with_added_tokens=False)
@@ -187,7 +187,7 @@ class Tokenizer:
         for index, added in self.tokenizer.get_added_tokens_decoder().items():
             if added.special:
                 lengths[index] = 0
-            elif added.content not in words or byte_level:  # this token is spelled literally
+            elif added.content not in words or byte_level:  # plain text, not letters that stand for bytes
                 lengths[index] = _text_bytes(added.content, spaced and added.normalized)
         lengths[self.end_of_text] = 0  # it ends documents and is no text, even if the file does not mark it as special
         return lengths
@@ -200,10 +200,10 @@ def is_of_the_library(error: BaseException) -> bool:
 
 
 def check_byte_counts(vocabulary: Tokenizer, name: str, texts: Iterable[str]) -> None:
-    """Warn if the ids of ``texts`` stand for another number of bytes (``byte_lengths``) than ``texts`` have.
+    """Log a warning if the byte counts of token ids (``byte_lengths``) do not add up to the number of bytes in ``texts``.
 
-    Then the metric bits per byte is wrong, or refers to the text after the tokenizer's normalizer has changed it. One extra
-    byte per text is allowed, because SentencePiece puts a space before each text.
+    In this case the metric bits per byte is wrong, or refers to the text after the tokenizer's normalizer has changed it. One
+    extra byte per text is allowed, because SentencePiece puts a space before each text.
 
     Args:
         name: the value of ``corpus.tokenizer``, for the warning.
@@ -268,7 +268,7 @@ def train_bpe(
 def _trainable(pattern: str, texts: Iterable[str]) -> Iterator[str]:
     """Yield the texts to train on. Cut long words, such as DNA, to ``_MOST_WORD`` characters, because they make training slow.
     Skip a text that the library fails to split by the pattern."""
-    words = _byte_level_words(pattern)  # not the tokenizer's own: training locks it meanwhile
+    words = _byte_level_words(pattern)  # a copy, because training locks the tokenizer's pre-tokenizer
     for text in texts:
         if len(text) <= _MOST_WORD:
             yield text
@@ -380,7 +380,7 @@ def open_tokenizer(
     file = tokenizer_file(kind)
     if file is None:
         known = f"is neither 'bpe' nor 'bytes' nor '{_TIKTOKEN}NAME' nor a file"
-        raise ConfigError(explain("corpus.tokenizer", kind, known, "give a tokenizer.json"))
+        raise ConfigError(explain("corpus.tokenizer", kind, known, "set it to one of these"))
     return Tokenizer.from_json(checked_text(Folder(file.parent).read(file.name), kind), kind, end_of_text)
 
 

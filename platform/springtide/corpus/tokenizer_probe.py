@@ -57,7 +57,9 @@ def _digest(text: str) -> bytes:
 
 
 def probe(text: str, name: str) -> None:
-    """Check a tokenizer.json: load it in a separate process with limits, and encode a few texts. Each text is checked once.
+    """Check a tokenizer.json: load it in a separate process with limits, and encode a few texts.
+
+    A tokenizer.json that this process has checked before is not checked again.
 
     Args:
         text: content of the file.

@@ -1,9 +1,10 @@
-"""Decontamination: keep a new dataset free of other datasets' held-out and training text, and of benchmark texts.
+"""Decontamination: keep a new dataset free of text that other datasets hold out or train on, and of benchmark texts.
 
-    parts   drop documents that are close to text another dataset holds out, or that quote a benchmark   Exclusions
-    plan    drop held-out documents that are close to text another dataset trains on                     trained_on
+    parts   drop each document that resembles held-out text of another dataset, or quotes a benchmark    Exclusions
+    plan    drop each held-out document that resembles training text of another dataset                  trained_on
 
-Every finished dataset has signatures (hashes) of its documents, one Parquet file per shard, for later datasets:
+Every finished dataset stores signatures (hashes) of its documents, one Parquet file per shard. Later datasets compare their
+documents with these signatures:
 
     signatures/train-00000.parquet      band hashes, uint64: 128 bytes a document
     signatures/heldout-00000.parquet    band hashes, and the hashes of shingles, uint32: to compare documents one by one
@@ -41,8 +42,8 @@ def write_signatures(
     written file is added.
 
     ``bands``: band hashes of the documents, uint64 (documents, BANDS). ``documents``: token ids of each document. For a
-    held-out shard, shingles (hashes of runs of 5 tokens) are computed from them. They are empty if the file of an earlier shard
-    has the document's shingles."""
+    held-out shard, shingles (hashes of runs of 5 tokens) are computed from them. Ids are left out (an empty array)
+    if the file of an earlier shard already has the document's shingles."""
     columns: dict[str, Any] = {name: bands[:, number] for number, name in enumerate(BAND_COLUMNS)}
     if split == HELDOUT:
         found = [shingles(ids) if len(ids) else np.empty(0, np.uint32) for ids in documents]
@@ -195,8 +196,8 @@ def open_exclusions(work: Folder, datasets: tuple[str, ...]) -> Exclusions:
 
 def trained_on(bands: np.ndarray, apart: ApartFrom) -> np.ndarray:
     """Return which of n documents share a band hash (one of 16 hashes that find similar documents) with training text of a
-    dataset in ``apart``, bool (n,). ``bands``: uint64 (BANDS, n). The texts are not compared further, so a few documents match
-    by chance. The caller drops them, which does not harm a held-out split."""
+    dataset in ``apart``, bool (n,). ``bands``: uint64 (BANDS, n). Only hashes are compared, so a few documents match by
+    chance. The caller drops every match: a held-out split can spare a few documents."""
     met = np.zeros(bands.shape[1], dtype=bool)
     for url, manifest in zip(apart.datasets, apart.manifests, strict=True):
         for shard in manifest.splits[TRAIN].shards if TRAIN in manifest.splits else ():

@@ -12,7 +12,7 @@ from springtide.corpus import BadChat, ChatTemplate, Document, read_template
 from springtide.errors import ConfigError, CorpusError, explain
 
 TOO_LONG = "chat longer than a row"
-"""Reason to drop a chat, under which reports count it. A row holds ``shards.sequence_length`` + 1 tokens."""
+"""Reason to drop a chat, as reports show it. A row holds ``shards.sequence_length`` + 1 tokens."""
 THOUGHTS_LEFT = "answers whose thoughts the template leaves out"
 """Key in ``edits`` (counts of changes to documents) for the number of answers whose reasoning (thoughts) was left out."""
 
@@ -90,7 +90,7 @@ def check_pairs(counts: Sequence[Mapping[str, Any]], source: str) -> None:
     pairs, kept = sum(unit["pairs"] for unit in counts), sum(unit["documents"]["kept"] for unit in counts)
     if 0 < pairs < kept:
         problem = f"holds {pairs} pairs of answers and {kept - pairs} other documents"
-        raise CorpusError(explain("corpus.source", source, problem, "prepare one dataset of each kind"))
+        raise CorpusError(explain("corpus.source", source, problem, "prepare two datasets"))
 
 
 def too_long(tokens: np.ndarray, shards: ShardsConfig) -> str:

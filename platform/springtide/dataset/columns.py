@@ -11,8 +11,8 @@ rows. Parts and segments, the temporary files of a preparation, are such files, 
     name_ends      int64    position in ``names`` at which the name of each document ends [bytes]
     names          the names of all documents, one after another, in UTF-8
 
-The file has no header. The stage that writes the file stores its numbers of documents, tokens and name bytes (``Sizes``) in
-another file.
+The file has no header. The stage that writes the file also writes another file, which has the numbers of documents, tokens and
+name bytes (``Sizes``).
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from springtide.errors import CorpusError, explain, printable, redacted
 NOT_UTF_8 = "bytes that are not UTF-8 replaced: documents"
 """Key in ``edits`` (counts of changes to documents) for the number of documents with U+FFFD in place of bad bytes."""
 _TOLD_FROM, _REFUSED_FROM = 0.01, 0.5
-"""Two shares of a source's records. More unusable records than the first share cause a warning; more than the second, an
-error."""
+"""Limits for the share of a source's records that are unusable: a larger share than the first causes a warning, a larger share
+than the second an error."""
 _SHOWN = 120
 DROPPED_AS_NOT_UTF_8 = "not UTF-8"
 _MAY_BE_MANY = (EMPTY, UNANSWERED, EQUAL, ONE_SIDED, TOO_LONG, DROPPED_AS_NOT_UTF_8)
@@ -39,7 +39,8 @@ class _Count(NamedTuple):
     """Reason -> number of records that are unusable, such as broken JSON. A part of ``dropped``, which also counts the records
     that a cleaning rule drops."""
     broken: Mapping[str, Any] | None
-    """The first record that cannot be read as a document, with the keys name, reason, sample and fields; None if all can."""
+    """The first record that cannot be read as a document, with the keys name, reason, sample and fields. None if every
+    record can be read."""
     replaced: int
     """Number of documents with U+FFFD in place of bytes that are not UTF-8."""
     replaced_first: str
@@ -128,9 +129,9 @@ def no_text(field: str) -> str:
 
 
 def lost_of(broken: Mapping[str, int], dropped: Mapping[str, int]) -> dict[str, int]:
-    """Return reason -> number of unusable records of a unit (a few source files). These are all ``broken`` records, which are
-    no documents, and the ``dropped`` documents that cannot be used, such as chats longer than a row. Documents that a filter
-    drops do not count. ``broken`` and ``dropped``: reason -> number."""
+    """Return reason -> number of unusable records of a unit (a few source files). All ``broken`` records are unusable.
+    Of the ``dropped`` documents, some are unusable, such as chats longer than a row. Documents that a filter drops are not
+    counted. ``broken`` and ``dropped``: reason -> number."""
     reasons = (TOO_LONG, DROPPED_AS_NOT_UTF_8, REFUSED, f"{UNSPLIT} it")
     return {**broken, **{reason: dropped[reason] for reason in reasons if dropped.get(reason)}}
 

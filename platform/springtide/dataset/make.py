@@ -94,17 +94,17 @@ _VERSION = 14
 
 _WORK = "work"
 _READ_AT_ONCE = 16
-"""Number of files with records of written shards that are read concurrently."""
+"""Number of record files to read concurrently. A record file lists the shards that one task has written."""
 _LEFT_OUT_SHOWN = 20
 """Maximum number of skipped source files that the manifest lists by name."""
 _MADE_HERE = ("bpe", "bytes")
-"""Values of ``corpus.tokenizer`` for which this package makes the tokenizer. Its bytes per token id need no check."""
+"""For these values of ``corpus.tokenizer``, this package makes the tokenizer, so its bytes per token id need no check."""
 
 _log = logging.getLogger(__name__)
 
 _CHECKED, _CHECKED_A_UNIT, _CHECKED_CHARACTERS = 256, 64, 10_000
-"""Limits of the sample of text that checks the number of bytes per token id: documents in all; documents per unit (a few source
-files); characters per document."""
+"""The tokenizer's number of bytes per token id is checked on a sample of text. Limits of the sample: documents in all;
+documents per unit (a few source files); characters per document."""
 
 
 def make_dataset(corpus: CorpusConfig, shards: ShardsConfig, progress: Progress = silent, run: Map = in_process) -> str:
@@ -139,8 +139,8 @@ def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
 
 
 def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], ApartFrom, dict[str, str], Folder]:
-    """Check the settings and open what they name. Return the sources, the datasets and benchmark texts of
-    ``corpus.apart_from``, the texts of the chat templates by name, and the dataset's folder."""
+    """Check the settings, and open the files and datasets that they name. Return the sources, the datasets and benchmark texts
+    of ``corpus.apart_from``, the texts of the chat templates by name, and the dataset's folder."""
     if not corpus.source and not corpus.sources:
         limit = "names no text, and this recipe has none of its own"
         made = f" and its tokenizer with corpus.tokenizer (else a BPE of {corpus.vocab_size:,} ids is trained on it)"
@@ -254,7 +254,7 @@ def _make(
         check_pairs(counts, _named(corpus))
         segments, planned = _planned(corpus, shards, parts, apart, work, progress, run)
     except CorpusError:
-        # remove the folder: its name is a hash of settings and files, so a retry with corrected ones never uses it again
+        # remove the folder: its name is a hash of settings and files, so a corrected retry uses another folder
         dataset.remove()
         raise
     if cut := planned.plan.cut:
@@ -312,7 +312,7 @@ def _check_unchanged(corpus: CorpusConfig, sources: Sequence[CorpusReader], data
             dataset.remove()
             problem = f"changed while it was read ({len(changed)} such files), and nothing was sealed"
             where = source.folder.where(changed[0])
-            raise CorpusError(explain("corpus.source", where, problem, "run the command again when it is complete"))
+            raise CorpusError(explain("corpus.source", where, problem, "run the command again when no file changes"))
 
 
 def _planned(
@@ -453,10 +453,10 @@ def check_room(sources: Sequence[CorpusReader], dataset: Folder) -> None:
             explain(
                 "shards.root",
                 dataset.path.rsplit("/", 1)[0],
-                f"has {free / 2**30:.1f} GiB free, preparing {size / 2**30:.1f} GiB of text takes about three times that",
+                f"has {free / 2**30:.1f} GiB free, but {size / 2**30:.1f} GiB of text need about three times their size",
                 "free some, or choose another folder",
             )
-        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # ENOSPC marks an error that a retry may avoid
+        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a caller that finds ENOSPC may retry later
 
 
 @contextlib.contextmanager

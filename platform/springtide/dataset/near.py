@@ -44,8 +44,8 @@ def bands(work: Folder, segments: Sequence[Segment], token_type: str) -> list[Ba
 
 def find_sharing(job: BandJob) -> None:
     """Find the documents whose hash in the job's band equals the hash of another document. Write their row numbers, counted
-    across all segments, and for each row a number of its hash. Do nothing if the output file exists. Reads one range per
-    segment; needs about 32 bytes of memory per document."""
+    across all segments, and for each row a number that is equal for equal hashes. Do nothing if the output file exists.
+    Reads one range per segment; needs about 32 bytes of memory per document."""
     if not job.work.exists(job.output):
         column = read_bands(job.work, job.segments, job.token_type, job.band)
         job.work.write(job.output, np.stack(sharing(column)).astype("<i8").tobytes())
@@ -96,8 +96,8 @@ def near_duplicates_among(
 
 
 def _read(work: Folder, band: int) -> np.ndarray:
-    """Read what ``find_sharing`` wrote for a band, int64 (2, n): the n rows whose hash is not unique, and the number of the
-    hash of each of these rows."""
+    """Read what ``find_sharing`` wrote for a band, int64 (2, n): the n rows whose hash is not unique, and for each of
+    these rows a number that is equal for equal hashes."""
     size = work.size(_name(band))
     data = work.read_range(_name(band), 0, size) if size else b""
     if size % _ROW_BYTES or len(data) != size:

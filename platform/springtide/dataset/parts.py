@@ -62,7 +62,7 @@ text and its token ids in memory."""
 _DOCUMENT_BYTES = 512
 """Memory of a document in addition to its text [bytes]. It is counted because a part may hold millions of short documents."""
 _READ_AT_ONCE = 16
-"""Number of files of counts that are read concurrently, because an object store takes 10 to 100 ms to answer a request."""
+"""Number of count files to read concurrently. An object store takes 10 to 100 ms to answer each request."""
 _FOLDER = "parts"
 
 
@@ -182,9 +182,9 @@ def _cleaned(
 ) -> Iterator[Document]:
     """Yield the documents of the job's unit that cleaning keeps.
 
-    Fills the other arguments. ``counts``: reason -> number of broken records; ``samples``: a few broken records; ``dropped``:
-    documents that cleaning drops; ``edits``: kind of change -> number of changes; ``fields``: field names of the first record
-    without text."""
+    Adds to the collections that the caller passes. ``counts``: reason -> number of broken records; ``samples``: a few broken
+    records; ``dropped``: documents that cleaning drops; ``edits``: kind of change -> number of changes; ``fields``: field names
+    of the first record without text."""
     for found in job.source.read(job.unit, vocabulary):
         if isinstance(found, Broken):
             counts[found.reason] += 1
@@ -293,7 +293,7 @@ def _tokenised(
         encoded = _encoded(documents, vocabulary, job)
     for document, (ids, is_predicted) in zip(documents, encoded, strict=True):
         if ids is None:
-            if not job.template:  # _laid_out has already counted a chat as dropped
+            if not job.template:  # _laid_out has already added a bad chat to ``dropped``
                 dropped.add(f"{UNSPLIT} it", document)
             continue
         place = hashlib.blake2b(document.digest, key=key, digest_size=16).digest()
@@ -334,8 +334,8 @@ def _encoded(
 ) -> Iterator[tuple[np.ndarray | None, np.ndarray | None]]:
     """Yield (token ids, None) for each document; None means that all ids are predicted. Ids end with end-of-document.
 
-    If the source stores token ids, take them. Leave out a begin-of-text id at their start, because ``_begin_texts`` adds it
-    later. Encode any other document. If the tokenizer cannot encode it, yield (None, None)."""
+    If the source stores token ids, use these ids, without a begin-of-text id at their start, because ``_begin_texts`` adds it
+    later. Encode the text of any other document. If the tokenizer cannot encode a text, yield (None, None)."""
     end, tokenizer = np.array([vocabulary.end_of_text], dtype=np.uint32), job.corpus.tokenizer
     bos_id = begin_of_text(vocabulary, job.corpus, job.shards)
     encoded = vocabulary.try_encode(document.text for document in documents if document.ids is None)
@@ -351,9 +351,9 @@ def _encoded(
 
 
 def _infill(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer) -> dict[str, int]:
-    """Reorder the tokens of documents in ``rows`` for fill-in-the-middle. Documents that may be held out stay unchanged. Return
-    the number of reordered documents as {kind of change: number}. A reordered document is a list of segments; between two
-    segments stand the same ids as between two documents."""
+    """Rearrange documents in ``rows`` for fill-in-the-middle training, which teaches a model to write the text between two
+    given texts. Documents that may be held out stay unchanged. A rearranged document is divided into segments; two segments are
+    separated by the same ids as two documents. Return {kind of change: number of rearranged documents}."""
     if (infilling := infilling_of(vocabulary, job.corpus, job.shards)) is None:
         return {}
     trained = [row for row in rows if row["share"] / 2.0**64 >= job.shards.heldout_fraction]

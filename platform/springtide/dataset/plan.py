@@ -1,8 +1,8 @@
 """Plan a dataset from its segments (files of documents, sorted by a hash of the text): drop duplicates, order the documents,
 hold some out, and divide them into shards.
 
-Memory holds about 75 to 90 bytes per document and no text: keys (hashes of texts), lengths, and one at a time of the 16 band
-hashes that find near-duplicates.
+Memory holds no text, but 75 to 90 bytes per document: keys (hashes of texts), lengths, and band hashes, which find
+near-duplicates. Of the 16 band hashes of a document, one at a time is in memory.
 """
 
 from __future__ import annotations

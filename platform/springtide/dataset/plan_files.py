@@ -1,5 +1,5 @@
-"""Store the plan of a dataset in files, so that a killed preparation can continue to write shards. Each task reads only the
-plan of the shards that it writes, a bundle.
+"""Store the plan of a dataset in files, so that a killed preparation can continue to write shards. A bundle is the
+shards that one task writes. A task reads only the plan of its bundle.
 
 plan/000000.npz   one bundle: the shards that one task writes    arrays of plan.ShardPlan, and the sizes of its segments
 plan/plan.json    the plan without its shards, written last      if it is missing, the plan is made again
@@ -21,10 +21,10 @@ from springtide.dataset.segments import Segment
 from springtide.storage import Folder, to_json
 
 _BUNDLE_BYTES = 256 * 2**20
-"""Maximum size of a bundle (the shards that one task writes) of more than one shard [bytes of tokens]. Bundles are large
+"""Maximum size of a bundle (the shards that one task writes) [bytes of tokens]; a single shard may be larger. Bundles are large
 because each task reads from every segment (sorted file of documents) of its source."""
 _LEAST_BUNDLES = 64
-"""A bundle (the shards that one task writes) has several shards only if its split still has at least this many bundles, so that
+"""The shards of a split are grouped into bundles (one task writes one bundle) only as far as this many bundles remain, so that
 this many processes can write shards."""
 _FOLDER, _PLAN = "plan", "plan/plan.json"
 

@@ -134,7 +134,8 @@ def _seal(
     texts = [ids_of(document[1:]) for document in compared] if job.has_begin else compared
     if plan.skip > length * job.settings.rows_per_group * job.settings.groups_per_shard:
         # leave out the shingles (hashes of token runs) of the first document: an earlier shard has them. A long document spans
-        # many shards, and shingles of the whole document in each of them would take space with the square of its length
+        # many shards, and shingles of the whole document in each of them would take space that grows
+        # with the square of its length
         texts = [texts[0][:0], *texts[1:]]
     return write_signatures(job.dataset, shard, plan.split, bands, texts), int(num_bytes.sum())
 

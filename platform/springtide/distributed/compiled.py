@@ -113,7 +113,7 @@ def _compilers() -> dict[str, bool]:
 def compiled_folder() -> str:
     """Return the path of this node's folder of compiled code. Creates the folder if it does not exist. Raises the ConfigError
     of ``check_cache``."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes a second to import
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # import only when needed: it takes a second
 
     check_cache()
     return cache_dir()
@@ -146,7 +146,7 @@ def load_compiled(artifacts: bytes) -> bool:
 def check_cache() -> None:
     """Raise ConfigError if other users own, or can write to, the folder from which torch loads compiled code. By default the
     folder has a predictable name in /tmp, and torch executes the code that it finds there."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes a second to import
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # import only when needed: it takes a second
 
     folder = cache_dir()  # creates the folder if needed, with this user's umask
     found = os.stat(folder)
@@ -157,7 +157,7 @@ def check_cache() -> None:
     # a new folder, made with umask 0002, is writable for the user's group
     if found.st_mode & _OTHERS_WRITE and not os.listdir(folder):
         os.chmod(folder, 0o700)
-    found = os.stat(folder)  # another process of this user may have called chmod and filled it
+    found = os.stat(folder)  # read the mode again: another process of this user may have changed it
     if found.st_mode & _OTHERS_WRITE:
         _refuse(f"{folder}, which can be written by others ({stat.filemode(found.st_mode)})")
     if strange := _of_others(folder, is_private=not found.st_mode & _OTHERS_PASS):
@@ -172,12 +172,12 @@ def _refuse(folder: str) -> None:
 
 @functools.cache
 def _of_others(folder: str, is_private: bool) -> str:
-    """Return the first path below ``folder`` that belongs to another user or that other users may write to, relative to it;
-    empty if there is none. ``is_private``: True if other users cannot enter the folder. The result is cached, because there may
-    be thousands of paths."""
+    """Return the first path below ``folder`` that belongs to another user or that other users may write to. The path is
+    relative to ``folder``; empty if there is none. ``is_private``: True if other users cannot enter the folder. The result is
+    cached, because there may be thousands of paths."""
     for above, folders, files in os.walk(folder):
         for path in (os.path.join(above, name) for name in (*folders, *files)):
-            with contextlib.suppress(FileNotFoundError):  # another process replaces files meanwhile
+            with contextlib.suppress(FileNotFoundError):  # another process has replaced the file meanwhile
                 found = os.lstat(path)
                 is_open = found.st_mode & _OTHERS_WRITE and not (is_private or stat.S_ISLNK(found.st_mode))
                 if is_open or found.st_uid != os.getuid():

@@ -1,8 +1,8 @@
 """The TCP connections between the ranks of a group. They are cut when the group has lost a rank, so that no rank hangs.
 
-gloo closes its connections only when the process ends. A rank that has noticed a lost peer keeps its connections open, so the
-remaining ranks wait for it in their collective as long as its process lives. When it cuts its connections, every waiting rank
-fails at once.
+gloo closes its connections only when the process ends. Suppose that one rank has noticed the loss of a peer and left the
+collective. The remaining ranks still wait for this rank as long as its process lives. When this rank cuts its connections,
+every waiting rank fails at once.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def _exchange(values: np.ndarray, sent: np.ndarray, received: np.ndarray) -> np.
 
 def _connections() -> dict[int, socket.socket]:
     """Return this process's TCP connections: name -> socket. Both ends of a connection compute the same name, a hash of both
-    addresses. The sockets use duplicated descriptors: so no later file can get the same descriptor number."""
+    addresses. Each socket has a duplicate of the file descriptor: so if gloo closes its descriptor, the number of the duplicate
+    stays in use and cannot refer to another file."""
     found: dict[int, socket.socket] = {}
     for name in os.listdir(_OPEN_FILES) if os.path.isdir(_OPEN_FILES) else ():
         with contextlib.suppress(OSError):  # not a socket, or a socket without a connection

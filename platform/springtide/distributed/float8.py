@@ -30,7 +30,7 @@ from springtide.model.frozen import FrozenLinear
 WHEEL = "torchao>=0.18,<0.19"
 """Tested versions of torchao, equal to those of springtide's extra ``fp8``."""
 _MULTIPLE = 16
-"""The fp8 kernels need matrix sides that are multiples of this number. A layer with another side stays in bf16."""
+"""The fp8 kernels need matrix sides that are multiples of this number. A layer with any other side stays in bf16."""
 _LEAST_CAPABILITY = (8, 9)
 """Least CUDA compute capability with fp8 arithmetic, that of Ada GPUs. Hopper has 9.0."""
 _FIELD = "parallel.precision"
@@ -60,7 +60,7 @@ def check_installed(precision: str) -> None:
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(explain(_FIELD, precision, "needs torchao, which is not installed", remedy)) from None
     if not found.startswith("0.18."):
-        raise ConfigError(explain(_FIELD, precision, f"was tried with {WHEEL}, and {found} is installed", remedy))
+        raise ConfigError(explain(_FIELD, precision, f"was tested with {WHEEL}, but {found} is installed", remedy))
 
 
 def converts(layer: nn.Module) -> TypeGuard[nn.Linear]:
@@ -96,7 +96,7 @@ def convert(blocks: nn.ModuleList, precision: str, recipe: str, device: torch.de
     check_installed(precision)
     if not any(converts(layer) for layer in blocks.modules()):
         what = f"finds no linear layer in the blocks whose sides are multiples of {_MULTIPLE}"
-        raise ConfigError(explain(_FIELD, precision, what, "choose such a model.dim and ffn_dim, or use bf16"))
+        raise ConfigError(explain(_FIELD, precision, what, "change model.dim and ffn_dim, or use bf16"))
     if not _emulated.get():
         _check_device(device, precision)
     import torchao.float8 as ao

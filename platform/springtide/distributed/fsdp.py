@@ -77,9 +77,9 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World, *, as_se
     if isinstance(model, Decoder) and model.eos_id is not None:
         model.attend_by(flex_kernel(model.config, config.computes_in, world.device))
     blocks = getattr(model, "blocks", nn.ModuleList())
-    # Use no FSDP in a single process if possible: it has nothing to shard, and FSDP's copies take a sixth of a small model's
-    # step. But FSDP is needed for gradient sums in fp64, for offloading, and for a user's model in a precision below fp32
-    offloads = config.offload != "none"  # needs FSDP: without it, activations include converted weights
+    # Avoid FSDP in a single process: there is nothing to shard, and FSDP's copies take a sixth of a small model's step. But
+    # FSDP is needed for gradient sums in fp64, for offloading, and for a user's model in a precision below fp32
+    offloads = config.offload != "none"  # without FSDP, the offloaded activations would include converted weights
     several = world.size > 1 or as_several
     sharded = several or {config.precision, config.reduction} != {"fp32"} or offloads
     if sharded and not several and config.reduction == "fp32" and isinstance(model, Decoder) and not offloads:

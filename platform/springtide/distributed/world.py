@@ -128,7 +128,7 @@ def world(device_type: str, local_rank: int = 0, shards: int = 0, aborted: threa
     size = dist.get_world_size()
     if shards and size % shards:
         raise ConfigError(
-            explain("parallel.shard_workers", shards, f"must divide the world size, {size}", "start a multiple of it")
+            explain("parallel.shard_workers", shards, f"must divide the world size, {size}", "set it to a divisor")
         )
     if shards and shards < size:
         mesh = init_device_mesh(device_type, (size // shards, shards), mesh_dim_names=("replicate", "shard"))

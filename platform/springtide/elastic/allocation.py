@@ -2,10 +2,10 @@
 
     places on each node + each run's request + each run's current workers -> each run's workers on each node
 
-A place is room for one worker. Requests of a higher priority are served in full first. Among runs of equal priority, each first
-gets its minimum while there is capacity, in order of score and then of arrival. Each further worker goes to the run with the
-fewest workers per weight. Among equally fair allocations, the one is chosen in which runs keep their workers on their nodes.
-All runs of a queue together get no more workers than its quota.
+A place is room for one worker. Requests of a higher priority are served in full first. If runs have equal priority, each run
+first gets its minimum while there is capacity, in order of score and then of arrival. Each further worker goes to the run that
+has the fewest workers in proportion to its weight. Ties are decided so that runs keep the workers that they already have. The
+runs of a queue together get at most as many workers as the quota of the queue.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ResourceRequest(NamedTuple):
     worker_multiple: int = 1
     """The number of workers must be a multiple of this."""
     score: float = -math.inf
-    """How well the client does, such as its objective; higher is better. Clients with the lowest score lose workers first. The
-    default counts as the lowest score."""
+    """How good the client is, for example by the objective of its training; higher is better. Clients with the lowest score
+    lose workers first. The default is the lowest possible score."""
     priority: int = 0
     """Requests of a higher priority are served in full first."""
     queue: str = ""
@@ -55,7 +55,8 @@ class WorkerShare(NamedTuple):
     nodes: dict[str, dict[str, float]]
     """Node -> resources that the run may use there."""
     others: str = ""
-    """As text: why the run does not get more workers, or which runs get the workers that it loses; empty if neither."""
+    """Text that explains why the run gets no more workers, or which runs get the workers that it loses; empty if neither
+    applies."""
 
 
 def allocate(
@@ -64,8 +65,8 @@ def allocate(
     held: Mapping[str, Mapping[str, int]],
     quotas: Mapping[str, int] | None = None,
 ) -> Allocation:
-    """Return how many workers each run gets on each node. In total, a run gets none, or from ``min_workers`` to
-    ``max_workers``.
+    """Return how many workers each run gets on each node. A run gets either no workers, or from ``min_workers`` to
+    ``max_workers`` in total.
 
     Args:
         places: node -> number of workers that fit on it, the same for all runs.
@@ -78,11 +79,11 @@ def allocate(
         sum(places.values()), ranked, {run: sum(nodes.values()) for run, nodes in held.items()}, quotas or {}
     )
     left, shares = dict(places), {claim.client_id: dict[str, int]() for claim in claims}
-    for claim in ranked:  # first the workers that a run keeps, so that no worker moves to make room for another run
+    for claim in ranked:  # first assign the workers that stay, so that none of them moves to make room
         for node, number in held.get(claim.client_id, {}).items():
             _take(shares[claim.client_id], left, node, min(number, sizes[claim.client_id]))
             sizes[claim.client_id] -= shares[claim.client_id].get(node, 0)
-    # then new workers: first on nodes that the run has already, then on the nodes with the most free places, to span few nodes
+    # then assign new workers: first to nodes that the run uses already, then to the emptiest nodes, so that it spans few nodes
     emptiest = [(-number, node) for node, number in left.items()]
     heapq.heapify(emptiest)
     for claim in ranked:
@@ -92,7 +93,7 @@ def allocate(
             wanted -= _take(mine, left, node, wanted)
         while wanted and emptiest:
             known, node = emptiest[0]
-            if left[node] == -known:  # else the heap's entry for this node is out of date, and is replaced below
+            if left[node] == -known:  # otherwise this heap entry is out of date; it is replaced below
                 wanted -= _take(mine, left, node, wanted)
             if left[node]:
                 heapq.heapreplace(emptiest, (-left[node], node))
@@ -112,14 +113,14 @@ def share_cluster(
     held: Mapping[str, Mapping[str, int]],
     quotas: Mapping[str, int] | None = None,
 ) -> Allocation:
-    """Allocate workers that may need different resources in each run. Runs of the same priority with the same resources per
-    worker are served together by ``allocate``. Such groups are served by priority, then by the arrival of their first run.
+    """Allocate workers that may need different resources in each run. Runs with the same priority and the same resources per
+    worker form a group, which ``allocate`` serves. Groups are served by priority, then by the arrival of their first run.
 
     Args:
         nodes: node -> its resources.
         claims: the requests of the runs, in order of arrival.
         held: the previous allocation: run -> node -> number of workers.
-        quotas: as for ``allocate``.
+        quotas: queue -> workers that all its runs together may have; a queue without a quota is not limited.
 
     Examples:
         >>> gpu = ResourceRequest("gpu", 1, 8, resources=(("CPU", 4.0), ("GPU", 1.0)))
@@ -150,8 +151,8 @@ def free_of(
     shares: Mapping[str, Mapping[str, int]],
     holds: Mapping[str, Mapping[str, int]],
 ) -> Allocation:
-    """Return the part of each run's share that it may use now: workers that it has already, and room that no run occupies. A
-    run that must give up workers keeps them until its current step is done.
+    """Return how many workers of its share each run may use now: workers that it has already, and places that no run occupies.
+    Other places of its share may still be occupied: a run that must give up workers keeps them until its current step is done.
 
     Args:
         nodes: node -> its resources.
@@ -202,8 +203,8 @@ def in_words(
     holds: Mapping[str, Mapping[str, int]],
     quotas: Mapping[str, int],
 ) -> str:
-    """Return as text why a run does not get more workers, or which runs get the workers that it loses; empty if neither. For
-    the arguments see ``share_cluster`` and ``free_of``.
+    """Explain as text why a run gets no more workers, or which runs get the workers that it loses; empty if neither applies.
+    The arguments are described at ``share_cluster`` and ``free_of``.
 
     Examples:
         >>> small, big = ResourceRequest("small", 2, 2), ResourceRequest("big", 1, 4, priority=7)
@@ -254,7 +255,7 @@ def _sizes(
         total -= number
 
     def poverty(claim: ResourceRequest) -> tuple[float, bool]:
-        # with equal workers per weight, a run that would lose current workers goes first, so that fewer workers move
+        # if runs have equal workers per weight, serve a run that would lose current workers first, so that fewer workers move
         return sizes[claim.client_id] / claim.weight, held.get(claim.client_id, 0) <= sizes[claim.client_id]
 
     for _, some in itertools.groupby(ranked, key=lambda claim: claim.priority):

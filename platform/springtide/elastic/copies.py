@@ -5,8 +5,8 @@
 
 A failure domain is a set of nodes that may fail together, such as a zone or a rack. If a domain has at most half of the nodes,
 the node half a circle further on is always in another domain, at every level (region, zone, rack). Every node holds the same
-number of copies. The end of this file finds which surviving ranks of a failed worker group together hold the newest complete
-training state on their devices.
+number of copies. If a worker group fails, the functions at the end of this file find the surviving ranks whose devices together
+hold the newest complete training state.
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ class LiveShard(NamedTuple):
 
 
 def newest_holders(offers: Iterable[LiveShard]) -> tuple[int, ...]:
-    """Return the ranks, ascending, that hold the state of the newest step of which every shard survives; empty if no step has
-    all its shards. The ranks' steps may differ by one: if a group fails in an all-reduce, the all-reduce may complete on only
-    some ranks.
+    """Return the ranks, ascending, that hold the newest complete training state. A state is complete if surviving ranks
+    together have every shard of one step. Empty if no step is complete. The ranks' steps may differ by one: if a group fails in
+    an all-reduce, the all-reduce may complete on only some ranks.
 
     Examples:
         >>> newest_holders([LiveShard(1, 7, 1, 2), LiveShard(2, 7, 0, 2), LiveShard(3, 8, 1, 2)])

@@ -11,20 +11,21 @@ from typing import Any, NamedTuple
 from springtide.elastic.patience import StartTimes
 
 ASSUMED_LOSS_S = 4 * 3600.0
-"""Mean training time between two losses of workers that a run assumes at first [s]."""
+"""Initial estimate of the mean training time between two losses of workers [s]."""
 _FIRST_RESTART_S = 10.0
 """Assumed time of a restart until one is measured [s]."""
 _REMEMBERED = 9
 _FEW_LEAVES, _MOST_LEAVE_STEPS = 3, 20
-"""In a leave, a group copies or saves its state and ends on request. Until ``_FEW_LEAVES`` leaves are recorded, a leave is
-assumed to take at least ``STEPS_TO_LEAVE`` steps. A failed leave doubles the assumption, up to ``_MOST_LEAVE_STEPS`` steps."""
+"""In a leave, a group is asked to copy or save its state and to end. Until ``_FEW_LEAVES`` leaves are recorded, a leave is
+assumed to take at least ``STEPS_TO_LEAVE`` steps. If a group is lost before it leaves, the assumed number of steps doubles, up
+to ``_MOST_LEAVE_STEPS``."""
 _USUAL_STEPS = 20
 """A worker group counts as hung if it reports no event for longer than this many median step times."""
 _FIRST_STEP = 12.0
-"""Before its first step, a group may be without an event this many times longer: it restores a checkpoint and may compile."""
+"""Before a group's first step, its hang timeout is this many times longer: the group restores a checkpoint and may compile."""
 _MOMENT_S = 1.0
-"""Shortest time that is recorded from the start of a group's processes to its first collective [s]. It is also recorded if the
-driver polled the group only after the first collective."""
+"""Minimum that is recorded for the time from the start of a group's processes to its first collective [s]. If the driver first
+polled the group after that collective, the real time is unknown and this minimum is recorded."""
 
 
 class RunHistory:
@@ -58,8 +59,8 @@ class RunHistory:
         self._runs_since_s, self._workers = None, 1
 
     def runs(self, workers: int, now: float) -> bool:
-        """Record that the ``workers`` processes of the new group run since ``now`` [s]; the time to its first collective counts
-        from then. Return False if its first collective is already done."""
+        """Record that the ``workers`` processes of the new group are running at ``now`` [s]. The time to the group's first
+        collective is measured from ``now``. Return False if that collective is already done."""
         if self._is_forming:
             self._runs_since_s, self._workers = now, workers
         return self._is_forming
@@ -104,9 +105,9 @@ class RunHistory:
             self._since_asked = None
 
     def longest_s(self, least_s: float) -> float:
-        """Return how long a worker group may report no event before it counts as hung [s]: at least ``least_s``, and 12 times
-        ``least_s`` before its first step. Before its first collective, the limit follows from the time that this run's earlier
-        groups took to theirs.
+        """Return how long a worker group may report no event before it counts as hung [s]: 20 median step times, but at least
+        ``least_s``. Before the group's first step, the limit is 12 times ``least_s``. Before its first collective, the limit
+        follows from the times that earlier groups of this run took to their first collective.
 
         >>> RunHistory(num_steps=0).longest_s(300.0)
         3600.0
@@ -133,9 +134,9 @@ class RunHistory:
 # Forecast the cost of a restart, and how long before the loss of a node its group must be asked to save its state and end.
 
 STEPS_TO_LEAVE = 2
-"""Steps that a group needs to save its state and end after a request, assumed until the run has measured them. In each step the
-ranks agree once on requests. A request that arrives before they agree takes effect after this step, a later request after the
-next step."""
+"""Steps that a group needs to save its state and end after a request, assumed until the run has measured them. Once per step,
+the ranks agree on the requests that have arrived. A request that arrives before this takes effect after the current step, a
+later request after the next step."""
 _SLOW_STEP = 1.2
 """Time of a slow step, as a multiple of the median step."""
 _MARGIN = 1.5
@@ -212,9 +213,9 @@ class SaveInterval(NamedTuple):
 
 
 def mean_time_to_loss(expected_s: float, observed_s: float, losses: int) -> float:
-    """Return the estimated mean training time between losses of workers [s]. ``expected_s`` counts as if one loss had been
-    observed in that time, so that the first hours of a run do not decide alone. (This is a Gamma prior of shape 1 over the rate
-    of a Poisson process.)"""
+    """Return the estimated mean training time between losses of workers [s]. The estimate starts at ``expected_s``, which has
+    the weight of one observed loss, so that the first hours of a run do not decide alone. (This is a Gamma prior of shape 1
+    over the rate of a Poisson process.)"""
     return (expected_s + observed_s) / (1 + losses)
 
 
@@ -225,8 +226,8 @@ LEAST_SAVE_INTERVAL_S, MOST_SAVE_INTERVAL_S = 30.0, 1800.0
 def young_daly_interval(
     save_s: float, loss_s: float, least_s: float = LEAST_SAVE_INTERVAL_S, most_s: float = MOST_SAVE_INTERVAL_S
 ) -> SaveInterval:
-    """Return the best save interval within [least_s, most_s]. ``save_s``: training time that a save costs; ``loss_s``:
-    mean training time to a loss; all [s].
+    """Return the best save interval within [least_s, most_s]. ``save_s``: training time that a save costs [s]; ``loss_s``: mean
+    training time between losses [s].
 
     J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps" (FGCS, 2006), equation
     37; its first term is J. W. Young's sqrt(2 C M) (CACM, 1974).

@@ -1,8 +1,9 @@
-"""How good a group size is: how evenly lanes (fixed shares of every batch, never divided) are dealt to its workers, whether its
-shards and micro-batches fit device memory, and whether it is worth its cost.
+"""Judge the size of a worker group: how evenly lanes (fixed shares of every batch, never divided) are dealt to the workers,
+whether shards and micro-batches fit in device memory, and whether the size is worth its cost.
 
-The worker with the most lanes determines the step time. With fewer workers, each holds a larger shard of the weights and
-moments: a micro-batch that does not fit in the memory of a group fits no smaller group, but may fit a larger group.
+The worker with the most lanes determines the step time. With fewer workers, each worker holds a larger shard of the weights and
+moments. If a micro-batch does not fit in the memory of one group, it does not fit in a smaller group either, but it may fit in
+a larger group.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class LaneEvenness(NamedTuple):
 
 
 def lane_evenness(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
-    """Return how evenly ``lanes`` (fixed shares of a batch) are dealt to each number of workers in ``sizes``. Every size is at
-    most ``lanes``.
+    """Return how evenly ``lanes`` (fixed shares of a batch) are dealt to each number of workers in ``sizes``. No size may
+    exceed ``lanes``.
 
     >>> found = lane_evenness(16, range(6, 9))
     >>> round(found.mean, 3), round(found.worst, 3), found.worst_workers
@@ -122,8 +123,8 @@ class MemoryLimits:
 
     def wait_for_more(self, workers: int, is_over: bool) -> bool:
         """Decide whether to wait for a larger group, after a group of ``workers`` ran out of memory with micro-batches of one
-        row. Return True, and raise ``least_workers`` above this size, if a larger group has trained and this size has not.
-        ``is_over``: also wait if this size has trained, because it must not be tried again."""
+        row. Return True, and raise ``least_workers`` above this size, if a larger group has trained and no group of this size
+        has. ``is_over``: the run ends if it does not wait; then wait even if a group of this size has trained."""
         beyond = any(size > workers for size in self._trained)
         if not beyond or (workers in self._trained and not is_over):
             return False
@@ -148,8 +149,9 @@ def speeds(steps: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def useful(speeds: Mapping[int, float]) -> int | None:
-    """Return the largest world size that is worth its cost; None if all measured world sizes are. A size is worth its cost if
-    each worker that it adds to the next smaller size adds at least half of the smaller size's speed per worker."""
+    """Return the largest world size that is worth its cost; None if all measured world sizes are. Each measured size is
+    compared with the next smaller one. It is worth its cost if each added worker adds at least half of the smaller size's speed
+    per worker."""
     for fewer, more in itertools.pairwise(sorted(speeds)):
         if speeds[more] - speeds[fewer] < _LEAST_EFFICIENCY * (more - fewer) * speeds[fewer] / fewer:
             return fewer

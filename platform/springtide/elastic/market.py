@@ -54,8 +54,8 @@ class Deadline(NamedTuple):
         return self.deadline_s - now - (self.work - done) / speed(self.lanes, self.workers)
 
     def workers_for(self, pace: float) -> int:
-        """Return the smallest number of workers that train at the speed ``pace``, in units of one worker that never waits. If
-        no allowed number is that fast, return the largest allowed number."""
+        """Return the smallest number of workers with at least the speed ``pace``, in units of one worker that never waits. If
+        no allowed number is fast enough, return the largest allowed number."""
         sizes = range(max(1, math.ceil(pace)), self.workers)
         return next((size for size in sizes if speed(self.lanes, size) >= pace), self.workers)
 

@@ -93,7 +93,8 @@ class NodeTable:
                 del kind[node.id]
 
 
-# Keep the workers that share a copy of the model on one node: they all-gather the weights of every block, slow between nodes.
+# Keep the workers that share a copy of the model on one node. They all-gather the weights of every block, which is slow between
+# nodes.
 
 _LEAST_SHARE = 0.5
 

@@ -25,7 +25,7 @@ from springtide.elastic.policy import Bounds
 ORDER_S = 180.0
 """Time from an order until a worker on the new node is ready, assumed until the run has measured it [s]."""
 _LEAST_STEPS = 3
-"""Steps that a group must have done before its step time counts, because the first step may compile."""
+"""The step time of a group is used only after this many steps, because the first step may compile."""
 
 
 class MarketNode(NamedTuple):
@@ -124,9 +124,9 @@ class OrderBook:
     """Workers ordered so far, less the workers on nodes given back. The run may give back at most this many."""
 
     def mine(self, nodes: Iterable[MarketNode]) -> list[MarketNode]:
-        """Return the on-demand nodes among ``nodes`` that count as ordered by this run: enough for ``owed`` workers (ordered,
-        not given back), nodes of the run's worker group first. The last node returned may have room for more workers than were
-        ordered."""
+        """Return the on-demand nodes among ``nodes`` that count as ordered by this run. Nodes of the run's worker group come
+        first. Nodes are added until there is room for ``owed`` workers (ordered and not given back), so the last node may have
+        room for more workers than were ordered."""
         found, left = [], self.owed
         for node in sorted(nodes, key=lambda node: (not node.in_group, node.places, node.id)):
             if node.on_demand and node.places and left > 0:
@@ -172,11 +172,11 @@ class OrderBook:
         given: tuple[str, ...] = ()
         if wanted < rented.on_demand:
             surplus = owned - wanted
-            for node in reversed(here):  # nodes outside the worker group first, so that it trains on; then its largest
+            for node in reversed(here):  # first nodes without workers of the group, then the group's largest nodes
                 if node.places <= surplus:
                     given += (node.id,)
                     surplus -= node.places
-            wanted += max(0, surplus)  # only whole nodes are given back, so keep the rest of the surplus
+            wanted += max(0, surplus)  # nodes are given back whole, so the rest of the surplus stays ordered
         self._note(max(0, wanted), sum(node.places for node in here if node.id in given))
         return Order(self.workers, given, rental.reason)
 

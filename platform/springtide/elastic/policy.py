@@ -27,7 +27,7 @@ _GATHER_S = 30.0
 _FORMING_S = 600.0
 """Added to the observed time when the rate of joining nodes is estimated; else the first joins would make the rate huge [s]."""
 FAR_S = 3600.0
-"""A node whose notice says that it will be taken away later than this from now is used like a node without a notice [s]."""
+"""If a notice says that a node will be taken away in more than this time, the node is used like a node without a notice [s]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,17 +44,17 @@ class Bounds:
     """Minimum time to copy or save the state before a node is lost; more if copies or saves of the run took longer [s]."""
     grow: Literal["when_it_pays", "always", "never"] = "when_it_pays"
     wait_s: float = math.inf
-    """Time without capacity for ``min_workers`` after which the run ends [s]."""
+    """The run ends if there is no capacity for ``min_workers`` for this long [s]."""
     expected_loss_s: float = ASSUMED_LOSS_S
-    """Mean time between losses of nodes that a run assumes at first [s]. It counts like one observed loss."""
+    """Initial estimate of the mean time between losses of nodes [s]. It has the weight of one observed loss."""
     lanes: int = 0
     """Number of lanes: fixed shares of a batch that are never divided, so that the worker with the most lanes determines the
     step time. 0: a batch is divided evenly."""
     cluster_is_shared: bool = False
     """Whether other runs may get workers on this run's nodes."""
     others: str = ""
-    """On a shared cluster, as text: why this run gets no more workers, or which runs get the workers that it loses; else
-    empty."""
+    """Only on a shared cluster: text that explains why this run gets no more workers, or which runs get the workers that it
+    loses."""
     min_workers_for_memory: int = 1
     """Fewest workers with enough device memory for a step, as far as is known from groups that ran out of memory."""
     paused_by: str = ""
@@ -193,9 +193,9 @@ def decide(
 
 
 def used_for_hours(nodes: Sequence[Node], held: Mapping[str, int], now: float) -> list[Node]:
-    """Return ``nodes`` without notices of losses later than ``FAR_S`` from now, so that such nodes are used until then. The
-    cluster starts no process on a node with a notice. Its room is therefore limited to the run's existing processes there
-    (``held``: node -> number of processes)."""
+    """Return ``nodes``, with notices removed if the loss is more than ``FAR_S`` away, so that such nodes are used until then.
+    The cluster starts no process on a node with a notice. The node's room is therefore limited to the processes that the run
+    already has there (``held``: node -> number of processes)."""
     far = {node.id for node in nodes if node.leaves_at is not None and node.leaves_at > now + FAR_S}
     return [
         node._replace(leaves_at=None, places=min(node.places, held.get(node.id, 0))) if node.id in far else node
@@ -310,9 +310,9 @@ def _not_yet(
     now: float,
 ) -> Stay | None:
     """Return why the group should keep training although it must leave some nodes by ``by_s``; None if it should leave now.
-    Training on uses these nodes longer, and one restart can serve several changes. The group leaves early only to grow onto
-    other nodes. With ``elastic.grow = when_it_pays``, the gain must also exceed the expected cost of a second restart before
-    ``by_s``."""
+    A group that keeps training uses these nodes longer, and one restart can serve several changes. The group leaves early only
+    to grow onto other nodes. With ``elastic.grow = when_it_pays``, the gain must also exceed the expected cost of a second
+    restart before ``by_s``."""
     if not room.size:
         return Stay("too few nodes would remain, so it trains until they leave", by_s, save=True)
     if bounds.speed(room.size) <= bounds.speed(workers) or bounds.grow == "never":
@@ -345,8 +345,8 @@ def _growth(
 ) -> Stay | Leave:
     """Decide whether to restart with more workers. Growing pays if the work gained until the next loss of a node exceeds the
     cost of the restart; the loss forces a restart anyway. If the nodes that are expected to join next would justify a restart
-    by themselves, the group waits for them, so that one restart serves all. It waits until the wait has cost as much as a
-    restart."""
+    by themselves, the group waits for them, so that one restart serves all. It waits at most until the wait has cost as much as
+    a restart."""
     if room.size <= workers:
         return Stay(f"{workers} workers train")
     more = f"room for {room.size} workers instead of {workers}"
@@ -367,7 +367,7 @@ def _growth(
     restart_s, loss_s = prospects.restart_s, memory.loss_s(bounds, now)
     # `missing`: work that the group may still lose by waiting, before the wait has cost as much as a restart
     missing = faster * restart_s - memory.missed
-    # `alone`: whether an average number of joining workers gains more work until the next loss than a restart costs
+    # `alone`: whether the workers of an average join, by themselves, gain more work until the next loss than a restart costs
     alone = memory.joined / memory.joins * loss_s > faster * restart_s if memory.joins else True
     lasts_s = min(memory.change_s(bounds, now) if alone and missing > 0 else loss_s, prospects.left_s)
     if bounds.grow == "always" or faster * (lasts_s - restart_s) > fast * lasts_s:

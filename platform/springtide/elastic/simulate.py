@@ -40,7 +40,8 @@ class Costs(NamedTuple):
     """Durations, and numbers of copies of the state, that the simulation assumes."""
 
     step_s: float = 10.0
-    """Time of a step [s]. With lanes (fixed shares of a batch): of the largest group; smaller groups take longer."""
+    """Time of a step [s]. If batches are divided into lanes (fixed shares), the largest group takes this time; smaller groups
+    take longer."""
     restart_s: float = 2.5
     """Time from the end of a group to the first step of the next group, if the next group's processes are ready [s]."""
     first_start_s: float = 20.0
@@ -131,8 +132,8 @@ class Simulation:
         self._begun = self._stored = _Work()
         """Work done when the group began, and work done at the newest checkpoint."""
         self._since_save_s = self._next_save_s = 0.0
-        """Training time from the newest checkpoint to the group's start, negative if the checkpoint is newer; and training time
-        from the group's start to the next checkpoint [s]."""
+        """Training time from the newest checkpoint to the group's start, negative if the checkpoint was saved after the start;
+        and training time from the group's start to the next checkpoint [s]."""
         self.outcome = SimulationResult()
 
     def run(self) -> SimulationResult:

@@ -110,8 +110,8 @@ def doing(frames: Frames) -> Literal["nothing", "waits", "reads", "computes", "e
         return "nothing"
     if _any(frames[:_INNER], _COLLECTIVE):
         return "waits"
-    theirs = tuple(frame for frame in frames[:_INNER] if "/springtide/" not in frame)  # springtide/ray/ is not Ray
-    if _any(frames, _STORAGE) or _any(theirs, _RAY):  # innermost only: the outermost frames of all ranks are in Ray
+    theirs = tuple(frame for frame in frames[:_INNER] if "/springtide/" not in frame)  # springtide/ray/ is our code
+    if _any(frames, _STORAGE) or _any(theirs, _RAY):  # innermost frames: all stacks begin in Ray's code
         return "reads"
     return "computes" if frames in (BUSY, STARVED) or _any(frames[:1], _TORCH) or _any(frames, _COMPILER) else "else"
 

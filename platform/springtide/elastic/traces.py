@@ -97,8 +97,8 @@ def read(text: str, name: str) -> Trace:
 
 
 def of_nodes(rows: Iterable[tuple[float, bool, str]]) -> Trace:
-    """Build a trace from rows of (seconds, whether the node joins, node). The join of a node that is there already is ignored,
-    and so is the loss of a node that is not there. Raises ValueError if a time is not finite."""
+    """Build a trace from rows of (seconds, whether the node joins, node). If a node joins that has already joined, or is lost
+    without having joined, the row is ignored. Raises ValueError if a time is not finite."""
     here: set[str] = set()
     by_time: dict[float, tuple[list[str], list[str]]] = {}
     for time_s, joins, node in sorted(rows, key=lambda row: row[0]):
@@ -145,8 +145,8 @@ def _check_time(time_s: float, before_s: float = 0.0) -> None:
 
 
 def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
-    """Return a trace with the nodes of ``times`` clusters. Each cluster repeats ``trace`` from another time on, and wraps
-    around at its end. The nodes of a cluster are one failure domain: they may be lost together."""
+    """Return a trace with the nodes of ``times`` clusters. Each cluster replays ``trace`` from a different start time, and
+    continues at the beginning when ``trace`` ends. The nodes of a cluster are one failure domain: they may be lost together."""
     chance = random.Random(seed)
     rows: list[tuple[float, bool, str]] = []
     for copy in range(times):
@@ -225,7 +225,7 @@ def poisson_failures(nodes: int, length_s: float, rates: FailureRates, seed: int
         rack = first // rates.rack_nodes * rates.rack_nodes
         many = range(rack, min(rack + rates.rack_nodes, nodes))
         for place in many if kind < rates.hangs + rates.racks else (first,):
-            if returns_s[place] <= time_s:  # else this place has no node: its replacement has not joined yet
+            if returns_s[place] <= time_s:  # otherwise the place is empty: the lost node is not replaced yet
                 rows.append((time_s, False, _name(place, lives[place])))
                 lives[place] += 1
                 returns_s[place] = time_s + rates.spare_s

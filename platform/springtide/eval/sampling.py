@@ -58,7 +58,7 @@ def draw(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gener
         generators: a random generator for each row.
 
     Raises:
-        CheckpointError: a logit is not a number, or the largest one of a row is not finite.
+        CheckpointError: a logit is NaN, or the largest logit of a row is infinite.
     """
     if not bool(torch.isfinite(logits_BV.amax(dim=1)).all()):
         raise CheckpointError("the model's logits are not numbers: its weights are damaged, or its training diverged")

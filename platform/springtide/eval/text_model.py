@@ -233,7 +233,7 @@ def open_checkpoint(run: Folder, name: str, config: ModelConfig, datasets: Seque
         run: the run's folder.
         name: name of the checkpoint.
         config: config of the model.
-        datasets: URLs of the run's datasets, which all have one tokenizer; empty for an imported model.
+        datasets: URLs of the run's datasets, which all have the same tokenizer; empty for an imported model.
 
     Raises:
         ConfigError: this machine lacks the memory, or no tokenizer is known.
@@ -246,8 +246,8 @@ def open_checkpoint(run: Folder, name: str, config: ModelConfig, datasets: Seque
     manifest, vocabulary = open_dataset(datasets[0])
     if saved.meta.tokenizer_digest not in ("", manifest.tokenizer_digest):
         raise CheckpointError(
-            f"{name} was trained on ids of the tokenizer {saved.meta.tokenizer_digest}, and {datasets[0]} has "
-            f"{manifest.tokenizer_digest}: name the run's own dataset, shards.dataset"
+            f"{name} was trained with the tokenizer {saved.meta.tokenizer_digest}, but the dataset {datasets[0]} has the "
+            f"tokenizer {manifest.tokenizer_digest}: set shards.dataset to the dataset that the run trained on"
         )
     check_memory(config, manifest.vocab_size)
     model = whole(config, manifest.vocab_size, *manifest.document_ids)
@@ -377,13 +377,13 @@ def _check_positive(name: str, value: int) -> None:
 # "settled": their text is final, and only the last few of them are decoded again.
 
 _TAIL = 8
-"""Number of settled ids (with final text) that are decoded again before the open ids. Some tokenizers drop the space before the
-first id that they decode."""
+"""Number of ids with final text that are decoded again together with the later ids. Without them, a tokenizer may drop the
+space before the first of the later ids."""
 _CUT = "\ufffd"
 """Replacement character U+FFFD: stands for a character of which some bytes are missing."""
 _SETTLE_AT, _MOST_OPEN = 32, 256
-"""At the first number of open ids, their text is settled (becomes final), unless it ends within a character. At the second
-number it is settled even if it ends in invalid bytes."""
+"""Numbers of ids whose text may still change. At the first number, the text becomes final, unless it ends within a
+character. At the second number, the text becomes final even if it ends in invalid bytes."""
 _MOST_BYTES = 4
 """Bytes of the longest UTF-8 character: among this many consecutive ids, at least one begins a character."""
 
@@ -441,7 +441,7 @@ class GrowingText:
         number = len(self.ids)
         if number >= self._num_settled + _MOST_OPEN and text.endswith(_CUT):
             number -= _TAIL  # these are invalid bytes, not an unfinished character: settle all ids but the last few
-        # find a tail, the last settled ids, whose text is the same if decoded alone or with the open ids after the tail
+        # find a tail (the last ids with final text) that decodes to the same text alone and together with the ids after it
         for size in range(_TAIL, _TAIL + _MOST_BYTES):
             tail = self.ids[number - size : number]
             before, after = (self._vocabulary.decode(ids) for ids in (tail, [*tail, *self.ids[number:]]))
@@ -458,13 +458,14 @@ class GrowingText:
                 break
 
     def _whole(self) -> str:
-        """Return the text of all ids. Decodes only the open ids (whose text is not final), after the last settled ids."""
+        """Return the text of all ids. Decodes only the ids whose text is not final, together with the few ids before them."""
         whole = self._vocabulary.decode([*self._tail, *self.ids[self._num_settled :]])
         if whole.startswith(self._before):
             return self._settled + whole[len(self._before) :]
         if not self._num_settled:
             return self._vocabulary.decode(self.ids)
-        self._settle(0, "", self._prompt, self._vocabulary.decode(self._prompt))  # an id changed final text: decode all
+        # the new id changed text that was final: decode all ids again
+        self._settle(0, "", self._prompt, self._vocabulary.decode(self._prompt))
         return self._whole()
 
     def _settle(self, number: int, text: str, tail: list[int], before: str) -> None:

@@ -104,7 +104,7 @@ class _Reader:
         self._past: KVCache | None = None
 
     def next_logits(self, rows: Sequence[_Row]) -> Tensor:
-        """Return the logits of the id after each row, (B, V)."""
+        """Return the logits for the next id of each row, (B, V)."""
         if isinstance(self._model, Decoder):
             return self._cached(self._model, rows)
         windows = [row.ids[-self._max_context :] for row in rows]

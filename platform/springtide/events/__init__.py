@@ -1,6 +1,7 @@
-"""Event classes of a run (frozen dataclasses), and the names and units of its metrics. Layer rule: imports only config.
+"""Event classes of a run (frozen dataclasses), and the names and units of its metrics.
 
-The training loop yields events. A listener is any code that receives them, to print, store or plot them.
+The training loop yields events. A listener is any code that receives them, to print, store or plot them. Layer rule: this
+package imports no other package of springtide than ``config``.
 """
 
 from springtide.events.controller import Commanded, DeadlineChecked, Decided, Failed, Ordered, Ready

@@ -11,8 +11,9 @@ from springtide.events.event import Event
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decided(Event):
-    """The controller decided on the run's workers: ``start`` a group, let it save and ``leave``, ``replace`` it because it lost
-    nodes, ``stay`` (no change), or ``giveup`` (end a run that waited too long for nodes)."""
+    """A decision of the controller about the run's worker group. ``start``: start a group. ``leave``: the group saves and ends.
+    ``replace``: the group lost nodes, start a new one. ``stay``: no change. ``giveup``: end a run that waited too long for
+    nodes."""
 
     kind: ClassVar[str] = "decided"
     from_controller: ClassVar[bool] = True
@@ -22,7 +23,7 @@ class Decided(Event):
 
     @property
     def is_about_pause(self) -> bool:
-        """True if the controller decided so because a user paused the run."""
+        """True if the reason of this decision is that a user paused the run."""
         return self.reason.startswith("paused by")
 
     def describe(self) -> str:
@@ -58,7 +59,8 @@ class Commanded(Event):
     caller: str
     """User and host, as the caller reports them."""
     text: str = ""
-    """The requested number of workers; for a refused command, the reason. In older journals it can be a user's note."""
+    """For ``resize``: the requested number of workers. For a refused command: why it was refused. Older journals may contain
+    a note of the user."""
     refused: bool = False
 
     def describe(self) -> str:
@@ -89,10 +91,10 @@ class Ordered(Event):
     from_controller: ClassVar[bool] = True
     step: int
     workers: int
-    """On-demand workers that the run has or requests."""
+    """Number of on-demand workers that the run has or requests."""
     reason: str
     given_back: list[str] = dataclasses.field(default_factory=list)
-    """On-demand nodes that the run releases: its worker group leaves them."""
+    """Ids of the on-demand nodes that the run no longer uses."""
     problem: str = ""
     """Why Ray cannot provide the workers; empty if this event reports only a changed request."""
 

@@ -1,5 +1,5 @@
-"""The base class of all events: time, number of the driver's lease, kind of time (such as waiting for data), and a line of
-text."""
+"""The base class of all events. An event has a time, the number of the driver's lease, a category of wall-clock time (such as
+waiting for data), and a line of text for users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Event:
     kind: ClassVar[str]
     """Name of the event class in the journal, such as ``step`` or ``saved``."""
     charged_to: ClassVar[str] = "other"
-    """Kind of time, one of ``tracking.ledger.KINDS``, under which the ledger counts the time since the previous event."""
+    """Category of wall-clock time, such as ``evaluation`` (one of ``tracking.ledger.KINDS``). The ledger counts the time since
+    the previous event under it."""
     from_controller: ClassVar[bool] = False
     """True if the driver's controller sends this event. Such events come at any time, even in the middle of a step."""
     time_s: Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e11)] = dataclasses.field(

@@ -13,8 +13,8 @@ _log = logging.getLogger(__name__)
 class Listeners:
     """Passes each event to all listeners, in order.
 
-    If a listener raises OSError (such as an unreachable store), the error is logged. Its next errors are not logged until it
-    has worked again. Any other error is raised after all listeners were called.
+    If a listener raises OSError (such as an unreachable store), the error is logged. Further OSErrors of this listener are
+    logged only after it has accepted an event again. Any other error is raised after all listeners were called.
     """
 
     def __init__(self, listeners: Sequence[Callable[[Event], None]]) -> None:

@@ -60,8 +60,8 @@ EXTRA_METRICS: dict[str, Metric] = {
     "step_tokens/NAME": Metric("tokens", "valid tokens of source NAME in the step", "train/step_tokens/NAME"),
     "epochs/NAME": Metric("epochs", "how many times the run has read source NAME", "train/epochs/NAME"),
 }
-"""Metrics in ``StepDone.extra``. ``objective/NAME`` is a named part of the loss function. In all other names, ``NAME`` is a
-source (named part of a dataset); these are reported if the run trains on 2 to 32 sources."""
+"""Metrics in ``StepDone.extra``. ``objective/NAME`` is a named part of the loss function. In all other metrics, ``NAME`` is a
+source (named part of a dataset). Metrics of sources are reported only if the run trains on 2 to 32 sources."""
 
 EVAL_METRICS: dict[str, Metric] = {
     "heldout_loss": Metric("nats/token", "loss on held-out rows", "heldout/loss"),

@@ -1,5 +1,6 @@
 """Convert events to JSON objects (records) and back. A record with another format number, an unknown key or an invalid value
-raises ValueError. A kind of event that this version lacks raises its subclass ``UnknownKind``; readers skip such records."""
+raises ValueError. A record of a kind of event that this version lacks raises ``UnknownKind``, a subclass of ValueError. Readers
+skip such records."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def record(event: Event) -> dict[str, Any]:
 
 def event(record: dict[str, Any]) -> Event:
     """Return the event that ``record`` (a JSON object) describes. A null in a number field becomes NaN: the writer replaced NaN
-    and infinity by null. Raises UnknownKind for a kind of event that this version lacks. Raises another ValueError for another
+    and infinity by null. Raises UnknownKind for a kind of event that this version lacks. Raises a plain ValueError for a wrong
     format number, an unknown key, a value of a wrong type, or a whole number beyond ``LARGEST_INT`` or ``MOST_WORKERS``."""
     if not isinstance(record, dict):
         raise ValueError(f"not an object: {type(record).__name__}")
@@ -84,7 +85,7 @@ def _check_size(key: str, value: Any, kind: str) -> None:
     least, limit = (0, MOST_WORKERS + 1) if key == "world_size" else (1 - LARGEST_INT, LARGEST_INT)
     for one in value if isinstance(value, list) else (value,):
         if isinstance(one, int) and "float" not in kind and not least <= one < limit:
-            raise ValueError(f"{key} is a number that no run writes: it must be from {least} to {limit - 1}")
+            raise ValueError(f"{key} is outside the range that a run can write: it must be from {least} to {limit - 1}")
 
 
 def _number(value: Any, kind: str) -> Any:

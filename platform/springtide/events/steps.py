@@ -21,17 +21,17 @@ class Started(Event):
     """Name of the checkpoint that the worker group loaded, or URL if it is another run's; empty if the weights are new."""
     order_identity: str = ""
     chain: str = ""
-    """Chain (hash over all steps that the loaded state was trained on), 32 hex digits; empty if it was trained on none."""
+    """Chain (hash over all steps that the loaded state was trained on), 32 hex digits; empty before the first step."""
     skipped_updates: list[OrderStep] = dataclasses.field(default_factory=list)
-    """Steps without a weight update (such as spikes) that the loaded state was trained on, as indexes in the order of batches,
-    from 0; at most the newest 1000."""
+    """Steps in the history of the loaded state that had no weight update, such as spikes. Each is an index in the order of
+    batches, from 0. At most the newest 1000."""
     num_parameters: int = 0
     flops_per_token: float = 0.0
     """FLOPs of the model per trained token, forward and backward, without recomputed activations."""
     hardware_flops_per_token: float = 0.0
     """``flops_per_token`` plus the FLOPs of activations that backward recomputes."""
     peak_flops: float = 0.0
-    """Peak FLOP/s of one worker's device, by which MFU is computed."""
+    """Peak FLOP/s of one worker's device. MFU is relative to this value."""
     peak_source: str = ""
     """Where the value of ``peak_flops`` comes from, as text."""
     remark: str = ""
@@ -41,8 +41,8 @@ class Started(Event):
     markets: list[str] = dataclasses.field(default_factory=list)
     """Market type of each rank's node from the node's Ray label, such as ``spot``; an empty text for a node without a label."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Phase of rank 0's start-up -> its duration [s]. If rank 0's process was in an earlier group, the first phase is
-    ``rendezvous``: the time since it left that group."""
+    """Phase of rank 0's start-up -> its duration [s]. If rank 0's process also served the previous worker group, the
+    first phase is ``rendezvous``: the time since it left the previous group."""
     energy_source: str = ""
     """How the energy of this group's steps is measured, as text (``training/energy.py``); empty if it is not measured."""
 
@@ -84,7 +84,7 @@ class StepDone(Event):
     """True if the weights were updated; False if a gradient was infinite or NaN, or the update was skipped as a spike."""
     loss_scale: float = 1.0
     energy_j: float = 0.0
-    """Energy that all ranks used since the previous step of this worker group, or since the group began; 0 if unknown [J]."""
+    """Energy that all ranks used since the previous step; for a group's first step, since its start; 0 if unknown [J]."""
     energy_between_j: float = 0.0
     """The part of ``energy_j`` used after the previous step and before this one: evaluations, saves, waits for data [J]."""
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -98,7 +98,7 @@ class Monitored(Event):
     kind: ClassVar[str] = "monitored"
     step: StepsDone
     utilisation: float | None = None
-    """Fraction of the time in which a kernel ran on the GPU, from 0 to 1, over about the last second."""
+    """Share of about the last second during which a kernel ran on the GPU, from 0 to 1."""
     memory_used_bytes: int | None = None
     power_w: float | None = None
     temperature_c: float | None = None
@@ -172,7 +172,7 @@ class Miscomputed(Event):
     nodes: list[str]
     """Node of each rank in ``ranks``. If ``ranks`` is empty: node of each rank that disagrees. Empty if nodes are unknown."""
     agreed_step: StepsDone
-    """Number of steps done before the last check in which all devices computed equal results."""
+    """The last step whose state is known to be good: the step before the last check in which all devices agreed."""
     reason: str
 
     def describe(self) -> str:
@@ -214,7 +214,7 @@ class Resumed(Event):
     paused_s: float
     """Length of the pause [s]."""
     asked: bool = False
-    """True if a request to save, stop or leave ended the pause before its condition did."""
+    """True if a request to save, stop or leave ended the pause early."""
 
     def describe(self) -> str:
         why = ", because of a request" if self.asked else ""
@@ -251,7 +251,7 @@ class Evaluated(Event):
     ema_heldout_loss: float | None = None
     """``heldout_loss`` of the moving average of the weights; None if ``optim.ema_half_life`` is off."""
     tokens: int = 0
-    """Number of tokens in the ``rows`` held-out rows whose loss was computed."""
+    """Number of tokens whose loss was computed, in all ``rows`` held-out rows together."""
     corpora: dict[str, float] = dataclasses.field(default_factory=dict)
     """Name of a held-out set -> loss on it in bits per byte of text."""
     losses: dict[str, float] = dataclasses.field(default_factory=dict)

@@ -54,8 +54,8 @@ def with_merged_adapter(source: Source, model: ModelConfig, name: str) -> Source
     left = {one: pieces for one, pieces in source.tensors.items() if one not in adapter}
     merge = _Merge(source.folder, adapter, model.adapter_alpha / model.adapter_rank)
     if source.dtype is None and model.base_precision != "fp32":
-        # export fp32: base weights stored in bf16 or 4 bits, rounded again after the merge, would lose small changes by the
-        # adapter
+        # Export in fp32. The base weights were stored in bf16 or 4 bits: rounding them again after the merge could erase small
+        # changes that the adapter makes
         source = source._replace(dtype=torch.float32)
     return source._replace(tensors=left, merge=merge, packed=packed)
 
@@ -80,8 +80,8 @@ def export_adapter(
         ema: write the averaged weights (``optim.ema_half_life``) in place of the weights.
 
     Raises:
-        ConfigError: the model has no adapter, no architecture of transformers computes it, PEFT cannot express the
-            adapter, or ``to`` holds something else than an export.
+        ConfigError: the model has no adapter, no architecture of transformers computes it, PEFT cannot express the adapter, or
+            ``to`` contains files that are not an export.
         CheckpointError: the checkpoint is of another model, or damaged.
         MissingAverage: the checkpoint has no averaged weights.
     """

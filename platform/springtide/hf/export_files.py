@@ -1,7 +1,7 @@
 """Files of an export, streamed from a checkpoint's pieces (saved slices of tensors), a few rows of one tensor at a time.
 
-``springtide.json`` is written first, with ``complete: false``. The config file is written after all other files, because no
-program loads a folder without it. Then ``springtide.json`` is written again, with the sizes of all files [bytes].
+``springtide.json`` is written first, with ``complete: false``. The config file is written after all weights, because programs
+only load a folder that has a config file. Then ``springtide.json`` is written again, with the sizes of all files [bytes].
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Source(NamedTuple):
     dtype: torch.dtype | None
     """Dtype to write; None: each tensor's stored dtype."""
     buffers: list[Tensor]
-    """uint8 buffers to read into, used in turn. Empty for an object store: its writer may still use one block of rows when it
-    requests the next, so a buffer must not be overwritten."""
+    """uint8 buffers to read into, used in turn. Empty if the export goes to an object store: an upload may still read one block
+    of rows when the next block is needed, so no buffer can be reused."""
     merge: Callable[[str, Box, Tensor], Tensor]
     """Function that merges the adapter into rows of a matrix and returns them, fp32. Without an adapter it returns the rows
     unchanged."""
@@ -99,8 +99,8 @@ class Source(NamedTuple):
 
 def entries_of(source: Source, matches: Iterable[Match], name: str, what: str) -> dict[Entry, Match]:
     """Return the tensors to write, in order. Each is mapped to its match: the names of the checkpoint's tensors that are joined
-    to it. Raises CheckpointError if checkpoint ``name`` has other tensors than ``matches``. ``what``: name of the model in the
-    error message."""
+    to make it. Raises CheckpointError if checkpoint ``name`` has other tensors than ``matches``. ``what``: name of the model in
+    the error message."""
     matches = list(matches)
     expected = {f"model/{one}" for match in matches for one in match.ours}
     missing, extra = sorted(expected - source.tensors.keys()), sorted(source.tensors.keys() - expected)

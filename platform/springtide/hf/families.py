@@ -91,28 +91,29 @@ class Family:
     """Name of the architecture, as in ``architectures`` of a config.json."""
     model_type: str
     layer_names: Mapping[str, str | tuple[str, ...]]
-    """Names of a layer's tensors: transformers' name -> springtide's name. If transformers joins several tensors along their
-    rows, it maps to all of them."""
+    """Names of a layer's tensors: transformers' name -> springtide's name. If transformers joins several of springtide's
+    tensors along their rows, its name maps to the names of all of them."""
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of ModelConfig with a fixed value in all models of the family. Fields of FIXED_FIELDS that are not listed here
     have Llama 2's values."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Key of transformers' config -> value that counts if a config.json omits the key. None: the field of ModelConfig is not
+    """Key of transformers' config -> default value if a config.json omits the key. None: the field of ModelConfig is not
     set."""
     more_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Further keys of this family, in addition to KEYS: key of config.json -> field of ModelConfig."""
     only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    """Key of transformers' config -> the only values that are supported: with these transformers computes the same as
-    springtide's decoder."""
+    """Key of transformers' config -> its supported values. Only with these values does springtide's decoder compute the same as
+    transformers."""
     activation_key: str = "hidden_act"
     activations: tuple[str, ...] = ("silu",)
     """All names that a config.json may use for the family's activation. Exports write the first name."""
     windows: str = "none"
     """Rule for the layers that have a window. ``none``: no layer. ``all``: every layer, if the config sets a window. ``mixed``:
-    those that layer_types names, or by a repeated pattern without layer_types. ``qwen``: as layer_types or max_window_layers
-    say, but only if use_sliding_window is true."""
+    the layers listed in layer_types; without layer_types, all but every n-th layer (n: sliding_window_pattern or
+    ``global_every``). ``qwen``: if use_sliding_window is true, the layers listed in layer_types or those from max_window_layers
+    on; else no layer."""
     global_every: int = 0
-    """For ``mixed`` windows: every how many layers a layer is global, if a config.json does not say so."""
+    """For ``mixed`` windows: one layer in this many is global (has no window), unless config.json contains another number."""
     rope_by_layer_type: bool = False
     """True if local layers (with a window) have other rotary parameters than global layers."""
     scalings: tuple[str, ...] = ("none", "linear", "llama3", "yarn")

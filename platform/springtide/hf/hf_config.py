@@ -84,7 +84,7 @@ def family_of(config: Any, where: str = FILE) -> Family:
     if not isinstance(config, dict):
         raise ConfigError(explain(where, config, "is not a JSON object", "give the config.json of a model"))
     names = config.get("architectures")
-    # the config was saved without a model, by PreTrainedConfig.save_pretrained, and names no architecture
+    # A config that PreTrainedConfig.save_pretrained saved without a model names no architecture: find it by model_type
     if names is None:
         names = [one.architecture for one in FAMILIES.values() if one.model_type == config.get("model_type")]
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
@@ -204,8 +204,8 @@ def _windows(family: Family, config: Mapping[str, Any], fields: Mapping[str, Any
         return {}
     window = _number("sliding_window", window, where)
     if FULL not in types:
-        # All layers are local. In this family local layers have their own rotary tables, which the decoder makes only if
-        # global_every > 0: set it above the number of layers, so that no layer becomes global
+        # All layers are local. If local layers have separate rotary tables, the decoder makes these only with global_every > 0.
+        # So set global_every above the number of layers: then no layer becomes global
         return {"window": window, "global_every": len(types) + 1 if family.rope_by_layer_type else 0}
     every = types.index(FULL) + 1
     expected = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(len(types))]
@@ -461,8 +461,8 @@ def _factors(value: Any, named: str) -> tuple[float, ...]:
 
 
 def _check_rest(scaling: str, given: Mapping[str, Any], found: Mapping[str, Any], named: str) -> None:
-    """Raise ConfigError for a rotary parameter that is not read anywhere here, because ignoring it could change the model's
-    outputs."""
+    """Raise ConfigError for a rotary parameter that this file does not read. If it were ignored, the model's outputs could
+    differ from those in transformers."""
     read = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_OF_TYPE[scaling]}
     read |= {"attention_factor", "mscale", "mscale_all_dim"} if scaling == "yarn" else set()
     read |= {"attention_factor", "factor", *_FACTORS} if scaling == "longrope" else set()

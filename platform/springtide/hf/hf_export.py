@@ -57,7 +57,7 @@ def export_checkpoint(
         shard_bytes: most bytes of a file, unless one tensor is larger.
 
     Raises:
-        ConfigError: no architecture of transformers computes this model, or ``to`` holds something else than an export.
+        ConfigError: no architecture of transformers computes this model, or ``to`` contains files that are not an export.
         CheckpointError: the checkpoint is of another model, or damaged.
         MissingAverage: the checkpoint has no averaged weights.
     """

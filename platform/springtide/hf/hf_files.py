@@ -89,7 +89,7 @@ _log = logging.getLogger(__name__)
 
 def read_generation(folder: Folder, config: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
     """Return the settings of ``generation_config.json`` that a run keeps, and log the keys that it drops. If the file is
-    missing, return the ids that end a text from ``config`` if these are several, else nothing.
+    missing and ``config`` lists several ids that end a text, return these ids. If it lists fewer, return an empty dict.
 
     Args:
         folder: the model's folder, opened with ``confined`` (files cannot link out of it).

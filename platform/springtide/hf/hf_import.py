@@ -249,8 +249,8 @@ def _matched(folder: Folder, family: Family, model: ModelConfig, stored: Mapping
 
 
 def _check_same(folder: Folder, head: Stored, embedding: Stored) -> None:
-    """Raise ConfigError if the head differs from the embedding, although the config ties them; for a head that is stored
-    separately."""
+    """Compare a separately stored head with the embedding. Raise ConfigError if they differ although the config ties them (says
+    that they share one matrix)."""
     same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
     for begin in range(0, head.size_bytes if same else 0, _COMPARE_BYTES):
         end = min(begin + _COMPARE_BYTES, head.size_bytes)

@@ -59,7 +59,7 @@ def tokenizer_files(
         max_length: most tokens that the model reads at once.
 
     Raises:
-        ConfigError: a file of one of the folders is too large, or leads out of its folder.
+        ConfigError: a file of one of the folders is too large, or is a link that leads out of its folder.
     """
     eos_id, bos_id = _label(meta, EOS_LABEL, vocab_size), _label(meta, BOS_LABEL, vocab_size)
     if not meta.tokenizer_digest:

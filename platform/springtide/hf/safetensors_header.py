@@ -25,8 +25,8 @@ _MOST_HEADER_BYTES = 10_000_000
 """Largest size of a header in bytes: 100 bytes for each of 100,000 tensors. The reference implementation allows ten times as
 much."""
 _VALUES_OF_A_TENSOR = 16
-"""Upper limit for the JSON values that describe one tensor in a header: type, up to 8 sizes, two offsets, two lists and their
-object."""
+"""Upper limit for the number of JSON values that describe one tensor in a header: the type, up to 8 sizes, two offsets, two
+lists, and the object that contains them."""
 _MOST_INDEX_BYTES, _MORE_VALUES = 16 * 2**20, 100
 """Largest size of an index in bytes, and most JSON values in it besides one entry per tensor. An index of 100,000 tensors has
 10 MB."""
@@ -61,8 +61,8 @@ class Entry(NamedTuple):
 
 
 def read_tensors(folder: Folder) -> dict[str, Stored]:
-    """Find the tensors of a model's folder, by its index and the headers of its files, or in its only file. Returns name ->
-    where the tensor is stored.
+    """Find the tensors of a model's folder. Reads its index and the headers of all listed files, or the header of its only
+    file. Returns name -> where the tensor is stored.
 
     Raises:
         ConfigError: there are no tensors, only pickled ones, or a header or the index is not valid.

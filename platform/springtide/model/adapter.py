@@ -37,8 +37,8 @@ class AdaptedLinear(FrozenLinear):
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., O)."""
         x_NI = x.flatten(0, -2)
-        # addmm computes scale and sum in one pass: separate operations would pass twice more over all outputs, and once more in
-        # backward
+        # addmm computes scale and sum in one pass. Separate operations would need two more passes over all outputs in forward,
+        # and one more in backward
         base_NO = product(x_NI, self.weight, self.in_features)
         lora_a, lora_b = self.lora_a.to(x.dtype), self.lora_b.to(x.dtype)
         y_NO = torch.addmm(base_NO, F.linear(x_NI, lora_a), lora_b.T, alpha=self.scale)

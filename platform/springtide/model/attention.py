@@ -18,11 +18,11 @@ from springtide.model.flex import BlockMask, FlexKernel, attend
 from springtide.model.positions import rotate
 
 _REPEATS_HEADS = {"cpu": False, "cuda": True}
-"""Device type -> True if key/value heads must be repeated, one for each query head, because the attention kernel takes no
-grouped heads."""
+"""Device type -> True if key/value heads must be repeated, one for each query head, because the attention kernel does not
+support grouped-query attention."""
 _QUERIES_AT_ONCE = 1024
-"""Least number of queries whose scores a layer with a window computes at a time. A smaller number would skip more masked
-scores, but give more and smaller matrix products."""
+"""A layer with a window computes the scores of at least this many queries at a time. A smaller number would skip more masked
+scores, but split the work into more and smaller matrix products."""
 
 
 class RMSNorm(nn.Module):
@@ -85,10 +85,10 @@ class KVCache:
 
 
 def _repeats_heads(q_BHLE: Tensor, mask_B1LL: Tensor | None) -> bool:
-    """Return True if key and value heads must be repeated for the attention kernel. On CUDA, only FlashAttention takes fewer
-    key/value heads than query heads. FlashAttention takes no mask and no fp32, and fp16 only from Ampere on. Where it cannot
-    run, torch would make several score matrices (B, H, L, L) per block. The memory-efficient kernel makes none, but needs
-    repeated heads."""
+    """Return True if key and value heads must be repeated for the attention kernel. On CUDA, only FlashAttention supports fewer
+    key/value heads than query heads. But FlashAttention supports neither masks nor fp32, and fp16 only on Ampere or newer GPUs.
+    Without it, torch would allocate several score matrices (B, H, L, L) per block. The memory-efficient kernel allocates none,
+    but needs repeated heads."""
     return _REPEATS_HEADS[q_BHLE.device.type] and (mask_B1LL is not None or q_BHLE.dtype != torch.bfloat16)
 
 

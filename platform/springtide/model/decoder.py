@@ -27,7 +27,8 @@ from springtide.model.loss import PartLoss, capped, head_loss, logits, token_nat
 from springtide.model.positions import document_firsts, documents, rotary_table
 
 VOCAB_MULTIPLE = 64
-"""The embedding is padded to a multiple of this, so that it shards evenly and its matmuls are fast."""
+"""The number of rows of the embedding is rounded up to a multiple of this, so that it shards evenly and its matmuls are
+fast."""
 _STD = 0.02
 _INIT_ROWS = 64
 """Number of rows of a parameter whose random initial values are generated from one seed."""
@@ -166,7 +167,7 @@ class Decoder(nn.Module):
             x_BLD = x_BLD[:, -1:]
         x_BLD = self.norm(x_BLD)
         if self.config.width_multiplier != 1.0:
-            # dividing the hidden states gives the same result as dividing the logits, which are more numbers
+            # divide the hidden states, not the logits: the result is the same, and there are fewer hidden states
             x_BLD = x_BLD / self.config.width_multiplier
         if targets_BL is None:
             return capped(logits(x_BLD, head_VD), self.config.logit_cap)
@@ -328,10 +329,10 @@ def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, 
 def flops_per_token(model: nn.Module, sequence_length: int) -> float:
     """Return the model FLOPs to train on one token, forward and backward.
 
-    A weight in a matmul costs 6 FLOPs, or 4 if it is frozen. The head counts, the embedding's look-up does not. In each layer,
-    attention's two matmuls cost 12 * width of all heads * mean number of attended keys (Chowdhery et al., PaLM, 2022, appendix
-    B, but without the scores that the causal mask and windows skip). The attention of a user's own model is unknown and not
-    counted.
+    A weight in a matmul costs 6 FLOPs, or 4 if it is frozen. The head is counted, the embedding's look-up is not. In each
+    layer, attention's two matmuls cost 12 * width of all heads * mean number of attended keys (Chowdhery et al., PaLM, 2022,
+    appendix B, but without the scores that the causal mask and windows skip). The attention of a user's own model is unknown
+    and not counted.
     """
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matmul = sum(_flops(p, n) for p, n in _counted(model) if p.dim() >= 2 and id(p) not in looked_up)

@@ -23,7 +23,7 @@ from springtide.errors import look_up
 
 
 class FrozenLinear(nn.Linear):
-    """A linear layer whose weight may be stored in another dtype than that of the input. A weight stored so is frozen."""
+    """A linear layer whose weight may be stored in another dtype than that of the input. Such a weight is frozen."""
 
     def __init__(self, base: nn.Linear) -> None:
         """Make a layer with the shape of ``base`` and uninitialized weights."""
@@ -113,7 +113,8 @@ _SCALE_BYTES = 4
 def _levels() -> list[float]:
     """Return NF4's 16 levels in [-1, 1], ascending: 8 normal quantiles above 0, 7 below and 0 itself, divided by the largest.
 
-    The quantiles belong to evenly spaced probabilities from the mean of 1 - 1/30 and 1 - 1/32 down to 1/2, which is excluded.
+    The quantiles are those of evenly spaced probabilities. The highest probability is the mean of 1 - 1/30 and 1 - 1/32. The
+    others approach 1/2, but do not reach it.
     """
     last, quantile = 1 - (1 / 30 + 1 / 32) / 2, NormalDist().inv_cdf
 

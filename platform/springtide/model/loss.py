@@ -75,8 +75,8 @@ def see_logits(logits_NV: Tensor, counts_N: Tensor) -> None:
 
 class _HeadLoss(torch.autograd.Function):
     """Autograd function of ``head_loss``. Forward computes not only the loss but also the gradients of hidden states and head,
-    because only then the logits exist, for some tokens at a time. Backward only multiplies these gradients by the upstream
-    gradient, a scalar."""
+    because the logits exist only in forward, for some tokens at a time. Backward only multiplies these gradients by the
+    upstream gradient, a scalar."""
 
     @staticmethod
     def forward(

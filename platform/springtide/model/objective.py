@@ -46,8 +46,8 @@ from springtide.shards import LabelLayout
 # Shape suffixes: B rows, L positions, V ids, P slots for the pairs of a row, most of them empty.
 
 _NO_MORE = -(2.0**-24)
-"""Upper limit of log-probabilities before odds are computed. Without it, odds would be infinite at a log-probability of 0, that
-of an answer that is certain or has no tokens."""
+"""Upper limit of log-probabilities before odds are computed. Without the limit, an answer with log-probability 0 would have
+infinite odds. Answers that are certain, and answers without tokens, have log-probability 0."""
 
 
 class Pairs(NamedTuple):
@@ -336,7 +336,7 @@ class Objective:
             or not (total.requires_grad or not torch.is_grad_enabled())
         ):
             raise TrainingFailed(
-                "returned a sum that is no scalar tensor with a gradient; sum over what the model returned"
+                "returned a sum that is no scalar tensor with a gradient; compute the sum from the model's outputs"
             )
         for name, value in (("weight", weight), *parts.items()):
             if not isinstance(name, str) or not (
@@ -368,7 +368,7 @@ def _built_in(
         return make(settings.cross_entropy)
     if eos_id is None:
         problem = "learns from pairs of answers, and documents of a row are not masked from each other here"
-        raise ConfigError(explain(_FIELD, source, problem, "prepare a dataset of pairs"))
+        raise ConfigError(explain(_FIELD, source, problem, "prepare a dataset of answer pairs"))
     return make(settings.beta, eos_id, eos_id if bos_id is None else bos_id, whole_documents)
 
 
@@ -391,7 +391,7 @@ def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayou
         raise ConfigError(explain(_FIELD, source, f"takes labels, and {field} names none", f"set {field}"))
     if layout is not None and not fourth:
         problem = f"are read by nobody: {source} takes three arguments"
-        raise ConfigError(explain(field, layout.what, problem, "have it take a fourth, or leave the labels out"))
+        raise ConfigError(explain(field, layout.what, problem, "add a fourth argument, or unset objective.labels"))
     return layout is not None
 
 

@@ -40,8 +40,8 @@ def rotary_table(
         rates = rates / torch.tensor(factors, device=device)
         sharpened = config.rope_attention_factor or 1.0
     elif config.rope_scaling == "llama3":
-        # turns: number of full rotations of each frequency within the original length. Interpolate between scaled and unscaled
-        # frequency where turns is between both factors (Llama 3.1, 2024)
+        # turns: number of full rotations of each frequency within the original length. If turns is between low and high,
+        # interpolate between the scaled and the unscaled frequency (Llama 3.1, 2024)
         turns = config.rope_original_length * rates / (2 * math.pi)
         low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -53,9 +53,9 @@ def rotary_table(
 
 
 def _yarn_ramp(config: ModelConfig, device: torch.device | None) -> Tensor:
-    """Return how much YaRN stretches each wavelength, fp32 (R / 2,): 0 not at all, 1 by the full factor. It is 0 for
-    wavelengths with at least ``_YARN_FAST`` turns within the original length, and 1 for those with at most ``_YARN_SLOW`` turns
-    (Peng et al., "YaRN", 2023). As in published models, both limits are rounded to whole dimensions."""
+    """Return how much YaRN stretches each wavelength, fp32 (R / 2,): 0 means unchanged, 1 stretched by the full factor. The
+    result is 0 for wavelengths with at least ``_YARN_FAST`` turns within the original length, and 1 for those with at most
+    ``_YARN_SLOW`` turns (Peng et al., "YaRN", 2023). As in published models, both limits are rounded to whole dimensions."""
     width, length = config.rotary_width, config.rope_original_length
 
     def dimension(turns: float) -> float:

@@ -26,7 +26,8 @@ from springtide.optim.adam import sharded_over
 _DECAY = 0.8
 """At each step second moments are multiplied by 1 - step ** -_DECAY."""
 _SQUARE, _LEAST = 1e-30, 1e-3
-"""``_SQUARE`` is added to squared gradients. The rate is multiplied by a tensor's root mean square, at least ``_LEAST``."""
+"""``_SQUARE`` is added to squared gradients. The rate is multiplied by the tensor's root mean square, or by ``_LEAST`` if that
+is larger."""
 _CLIP = 1.0
 """Largest root mean square of an update; larger updates are scaled down to it."""
 _AT_ONCE = 2**22
@@ -89,7 +90,7 @@ class Adafactor(torch.optim.Optimizer):
         gradient = local(parameter.grad)
         if parameter.dim() < 2:
             return gradient / local(state["exp_avg_sq"]).sqrt()
-        # use the mean of column_sq, which every rank holds whole. The mean of row_sq, which is sharded, is equal
+        # use the mean of column_sq, which is whole on every rank. row_sq is sharded, and its mean is equal
         mean = state["column_sq"].double().mean().to(parameter.dtype)
         update_MR = _matrix(gradient) / (local(state["row_sq"]) / mean).sqrt_()[:, None]
         return update_MR.div_(state["column_sq"].sqrt()).view_as(gradient)

@@ -1,9 +1,9 @@
 """AdamW on a rank's local shards, and LAMB.
 
-AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019): torch's AdamW works on DTensors. Before its first
-step on a device mesh, DTensor derives the placement of each result, weight by weight. For a small model this takes 0.2 s of a
-core, again after each change of the number of ranks. An update of a shard needs no other shard, so ``ShardAdamW`` updates plain
-local shards.
+AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019): torch's AdamW works on DTensors. At the first step
+on a device mesh, DTensor derives the placement of each result, weight by weight. For a small model this takes 0.2 s of CPU
+time, and it is repeated after each change of the number of ranks. An update of a shard needs no other shard, so ``ShardAdamW``
+updates plain local shards.
 
 LAMB, for very large batches: Adam's update of each matrix is scaled to the norm of the matrix (You et al., "Large batch
 optimization for deep learning: training BERT in 76 minutes", 2020, algorithm 2, with the identity as phi).
@@ -26,8 +26,8 @@ class ShardAdamW(torch.optim.AdamW):
     """AdamW whose state is sharded like the parameters. Each rank updates only its own shards."""
 
     HAS_STATE_OF_ADAMW = True
-    """Tells ``checkpoint.tensors`` that this class has the same state as torch's AdamW. It does not count for subclasses, such
-    as Muon, whose state differs."""
+    """Marks this class for ``checkpoint.tensors``: its state has the form of the state of torch's AdamW. Subclasses such as
+    Muon do not inherit the mark, because their state differs."""
 
     def _init_group(self, group: dict[str, Any], *tensors: list[Tensor]) -> bool:
         """Collect a parameter group's tensors as local shards: parameters, gradients, moments, and step counts."""

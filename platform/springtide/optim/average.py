@@ -20,7 +20,7 @@ from springtide.checkpoint.tensors import local
 from springtide.distributed.fsdp import reshard
 
 _SHARE = "newest_share"
-"""Key in a parameter group. Its value, 0 to 1, is how much the weights after the next step count in the new average."""
+"""Key in a parameter group. Its value, 0 to 1, is the share of the next step's weights in the new average."""
 
 
 def keep_average(optimizer: torch.optim.Optimizer) -> None:
@@ -29,16 +29,16 @@ def keep_average(optimizer: torch.optim.Optimizer) -> None:
 
 
 def set_newest_share(optimizer: torch.optim.Optimizer, share: float) -> None:
-    """Set how much the weights after the next step count in the new average: ``share``, from 0 to 1."""
+    """Set the ``share``, 0 to 1, of the next step's weights in the new average."""
     for group in optimizer.param_groups:
         group[_SHARE] = share
 
 
 @contextlib.contextmanager
 def averaged_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[bool]:
-    """Give the model its averaged weights in the body of the ``with`` statement, and its trained weights again afterwards.
-    Yields False, and changes nothing, if there are no averages. All ranks must enter the statement together, and not while the
-    state is being copied for a checkpoint."""
+    """Run the body of the ``with`` statement with the averaged weights in the model, and restore the trained weights
+    afterwards. If there are no averages, yields False and changes nothing. All ranks must enter the statement together, and not
+    while the state is being copied for a checkpoint."""
     has_average = any(AVERAGE in state for state in optimizer.state.values())
     if not has_average:
         yield False

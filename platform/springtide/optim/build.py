@@ -88,13 +88,13 @@ _OPTIMIZERS: dict[str, Callable[[_Groups, _Groups, OptimConfig, bool], torch.opt
     "lamb": _lamb,
     "muon": _muon,
 }
-"""Value of ``optim.optimizer`` -> function that builds the optimizer. Its arguments: groups of all other parameters, groups of
-the matrices of blocks, config, fused."""
+"""Value of ``optim.optimizer`` -> function that builds the optimizer. Its arguments: the two lists that ``_groups`` returns,
+config, fused."""
 
 
 def _groups(model: nn.Module, config: OptimConfig) -> tuple[_Groups, _Groups]:
-    """Return two lists of parameter groups, without frozen parameters: one for all other parameters, and one for the matrices
-    of blocks. Matrices of blocks have groups of their own only for Muon or with ``model.base_width``. Otherwise they are in the
+    """Return two lists of parameter groups, without frozen parameters. The second list has the matrices of blocks, the first
+    list all other parameters. Only Muon and ``model.base_width`` need this separation. Without them, all parameters are in the
     first list and the second is empty."""
     wider = model.config.width_multiplier if isinstance(model, Decoder) else 1.0
     apart = config.optimizer == "muon" or wider != 1.0
@@ -133,11 +133,12 @@ def square_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 # A user's own optimizer.
 #
-# ``optim.source`` names a user's function, ``package.module:function``, called as ``function(named_parameters, config)`` with
-# the parameters that train, a list of ``(name, parameter)``, and the config's ``optim`` section. It returns a
-# ``torch.optim.Optimizer`` that holds all of these parameters. What the user's function can rely on:
+# ``optim.source`` names a user's function, as ``package.module:function``. It is called as ``function(named_parameters,
+# config)``. ``named_parameters`` is a list of ``(name, parameter)`` of the parameters that train. ``config`` is the ``optim``
+# section of the config. The function returns a ``torch.optim.Optimizer`` that contains all of these parameters. The user's code
+# can rely on:
 #
-# - learning rates follow the schedule: a group's initial ``lr`` is its rate while the schedule is at ``optim.peak_lr``
+# - learning rates follow the schedule: a group's initial ``lr`` is its rate when the schedule is at its peak, ``optim.peak_lr``
 # - gradients are summed over ranks, and clipped, before the optimizer's step
 # - ``optim.ema_half_life`` averages the weights; ``optim.groups`` may freeze some weights
 # - parameters of a sharded model are DTensors: elementwise operations work as usual, a norm must include all ranks' shards
@@ -169,7 +170,7 @@ def own_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimize
     for group in optimizer.param_groups:
         if "lr" not in group:
             what = "returned an optimizer whose parameter groups have no lr, which the schedule sets"
-            raise ConfigError(explain(_FIELD, config.source, what, "give each group lr = config.peak_lr"))
+            raise ConfigError(explain(_FIELD, config.source, what, "set lr = config.peak_lr in each group"))
         group.setdefault("lr_scale", float(group["lr"]) / config.peak_lr)
     _check_first_step(optimizer, config.source, known)
     return optimizer

@@ -1,10 +1,10 @@
-"""Muon: updates of the blocks' matrices are orthogonalized, so that all singular values are near one (Jordan et al., "Muon",
-2024), and scaled so that a learning rate and weight decay tuned for AdamW fit (Liu et al., "Muon is scalable for LLM training",
-2025). Other parameters use AdamW.
+"""Muon: orthogonalizes the updates of the matrices in blocks, so that all singular values are near one (Jordan et al., "Muon",
+2024). Then scales these updates so that a learning rate and weight decay tuned for AdamW can be used (Liu et al., "Muon is
+scalable for LLM training", 2025). Other parameters use AdamW.
 
-Each matrix is orthogonalized as a whole, on one rank. The ranks take as many matrices of one shape as there are ranks. They
-exchange shards so that each rank has one whole matrix, orthogonalize, and exchange the shards back. So the update is the same
-at any world size.
+Each matrix is orthogonalized as a whole, on one rank. At a time, the ranks take as many matrices of one shape as there are
+ranks. They exchange shards so that each rank has one whole matrix, orthogonalize, and exchange the shards back. So the update
+is the same at any world size.
 
 Shape suffixes: M and N rows and columns of a matrix.
 """

@@ -16,13 +16,13 @@ _SHAPES: dict[str, Callable[[float], float]] = {
     "wsd": lambda progress: 1.0 - progress,
     "wsd_sqrt": lambda progress: 1.0 - math.sqrt(progress),
 }
-"""Value of ``optim.schedule`` -> function from the progress of the decay, 0 to 1, to how far the rate still is above the final
-rate: 1 at the peak, 0 at the end."""
+"""Value of ``optim.schedule`` -> function of the progress of the decay, 0 to 1. It returns the height of the rate between peak
+and final rate: 1 at the peak rate, 0 at the final rate."""
 
 
 def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
-    """Return the learning rate of the step after which ``tokens`` of the run's ``total_tokens`` are trained.
-    ``optim.schedule_begin`` is added to both numbers.
+    """Return the learning rate of one step. ``tokens``: tokens trained after this step. ``total_tokens``: tokens of the whole
+    run. ``optim.schedule_begin`` is added to both numbers.
 
     The warm-up is linear. Over the last ``decay`` tokens the rate falls in the shape of ``schedule``: a half cosine, linear (to
     zero: Bergsma et al., "Straight to zero", 2025; after a constant part: Hu et al., MiniCPM, 2024), or 1 - sqrt (Haegele et

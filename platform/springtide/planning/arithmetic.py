@@ -59,7 +59,7 @@ class ModelSize(NamedTuple):
         return 6.0 * (self.num_layers * self.block_matrices + self.table) + 12.0 * self.attended
 
     def hardware_flops_per_token(self, recompute: str) -> float:
-        """Return the FLOPs for a token, including activations recomputed in backward; ``recompute``: as
+        """Return the FLOPs for a token, including activations recomputed in backward; ``recompute``: a value of
         ``parallel.recompute``."""
         again = 2.0 * self.num_layers * self.block_matrices + 4.0 * self.attended
         return self.flops_per_token + (again if recompute == "full" else 0.0)
@@ -123,9 +123,10 @@ def activations(model: ModelConfig, recompute: str, precision: str, gpu: bool) -
 
     Args:
         model: architecture.
-        recompute: as ``parallel.recompute``.
-        precision: as ``parallel.computes_in``.
-        gpu: whether the device is a GPU, where some attention kernels need a key head for each query head.
+        recompute: a value of ``parallel.recompute``.
+        precision: a value of ``parallel.computes_in``.
+        gpu: whether the device is a GPU. There, some attention kernels need keys and values repeated for each query head, which
+            takes memory.
     """
     size, width, kv_width = _BYTES[precision], model.num_heads * model.head_width, model.num_kv_heads * model.head_width
     results = 2 * width + 2 * kv_width + model.dim + 2 * model.ffn_dim  # outputs of matrix products and attention
@@ -137,8 +138,8 @@ def activations(model: ModelConfig, recompute: str, precision: str, gpu: bool) -
 
 
 def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> int:
-    """Return roughly the peak bytes of a step per worker, as ``planning/step_memory.py`` predicts them. For decoders without
-    adapter.
+    """Estimate the peak bytes of a step per worker, close to what ``planning/step_memory.py`` predicts. Only for decoders
+    without an adapter.
 
     Args:
         config: settings of the run; ``train.micro_batch`` is a number.
@@ -234,8 +235,8 @@ class StepTime(NamedTuple):
         return max(device_s, self.links_s) + min(device_s, self.links_s) / self.blocks
 
     def efficiency(self, measured_s: float) -> float:
-        """Return the efficiency at which ``step_s`` gives ``measured_s``, found by bisection. If communication alone takes
-        longer than ``measured_s``, return the upper limit of the search, 10,000."""
+        """Return the efficiency at which the predicted duration of a step equals ``measured_s``, found by bisection. If
+        communication alone takes longer than ``measured_s``, return the upper limit of the search, 10,000."""
         low, high = 1e-4, 1e4
         for _ in range(100):
             middle = math.sqrt(low * high)

@@ -25,7 +25,7 @@ _SAME = (
     *("shards.sequence_length", "shards.mask_across_documents", "stream.global_batch", "stream.lanes"),
     *("optim.optimizer", "optim.moments", "optim.source", "optim.groups", "optim.ema_half_life", "train.micro_batch"),
 )
-"""Settings that change the time of a step, in addition to all settings in ``_SECTIONS``."""
+"""Settings that change the time of a step. All settings in the sections ``_SECTIONS`` change it too."""
 _SECTIONS = ("model", "parallel", "objective")
 
 
@@ -42,7 +42,8 @@ class Calibration(NamedTuple):
     step_s: float
     """Median time of a step [s]."""
     efficiency: float
-    """Share of the device's stated speed that the run reached, so that the roofline of ``node_type`` predicts ``step_s``."""
+    """Share of the device's stated speed that the run reached. With this share, the roofline of ``node_type`` predicts
+    ``step_s``."""
     restart_s: float | None
     """Median time from the last step of a worker group to training in the next group; None if there was no restart [s]."""
     save_s: float | None
@@ -87,7 +88,7 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
     start, times = _measured(timeline)
     if start is None or len(times) < _LEAST:
         problem = f"has {len(times)} steps after the first {_WARM_UP} of its last worker group, and {_LEAST} are needed"
-        raise ConfigError(explain("measured", path, problem, "train it longer, or name another run"))
+        raise ConfigError(explain("measured", path, problem, "train it longer, or set measured to another run"))
     if config.model.source or config.model.adapter != "none":
         problem = "trains a model whose size a plan does not know (model.source, model.adapter)"
         raise ConfigError(explain("measured", path, problem, "name a run that trains a plain decoder"))
@@ -95,7 +96,7 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
     world_size, step_s = start.world_size, statistics.median(times)
     vocab_size = run.config.corpus.vocab_size
     size = model_size(config.model, vocab_size, config.shards.sequence_length)
-    if start.num_parameters:  # the vocabulary may be smaller than configured: compute its size
+    if start.num_parameters:  # the vocabulary may be smaller than configured: compute it from the weights
         ids = (start.num_parameters - size.num_parameters) // (size.tables * config.model.dim) + vocab_size
         size = model_size(config.model, max(1, ids), config.shards.sequence_length)
     efficiency = step_time(config, size, node, world_size).efficiency(step_s)
@@ -117,8 +118,8 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
 
 def _measured(timeline: Timeline) -> tuple[Started | None, list[float]]:
     """Return the start event of the newest worker group with enough steps, or of the last group if none has enough. Also return
-    the group's step times, without its first ``_WARM_UP`` steps [s]. Groups are separated by start events, because groups of
-    one driver may differ in size."""
+    the group's step times, without its first ``_WARM_UP`` steps [s]. Groups are separated by start events, because one driver
+    may start groups of different sizes."""
     steps, end, last = timeline.tries["step_time_s"], None, None
     for before, event in reversed(timeline.placed):
         if isinstance(event, Started):

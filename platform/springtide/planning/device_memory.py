@@ -23,7 +23,7 @@ _CHANNELS = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")
 _MOST_CHANNELS = 32
 """Upper bound of NCCL's channels: ``MAXCHANNELS`` until NCCL 2.28. NCCL uses fewer on most machines (24 on eight H100)."""
 _CONNECTIONS = 2
-"""Number of NCCL connections with a receive buffer per rank: one in the ring, and one in the tree that has data in flight."""
+"""Number of a rank's NCCL connections with a receive buffer: one in the ring, and one (with data in flight) in the tree."""
 _HOLES = 0.04
 """Share kept free for fragmentation and alignment if ``PYTORCH_ALLOC_CONF`` has expandable segments: assumed, not measured."""
 _HOLES_FIXED = 0.1

@@ -28,7 +28,7 @@ _PROBED = (2, 4)
 _BETTER = 0.005
 """Another number of rows per step is reported if it raises the mean share of a step in which workers compute by this much."""
 _PLENTY = 8
-"""If a device has this many times the bytes of ``_bound`` (an upper bound), a step fits, and nothing is predicted."""
+"""If a device has this many times the bytes of ``_bound`` (an upper bound), a step fits, and the slow prediction is skipped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,8 @@ class MemoryEstimate:
 
 
 def num_ids(config: Config, given: int = 0) -> int:
-    """Return the vocabulary size of a run without a dataset: the first of three numbers that is not 0. They are ``given``;
-    ``model.vocab_size``, for weights that the run starts from; ``corpus.vocab_size``, for a tokenizer that would be trained."""
+    """Return the vocabulary size of a run without a dataset: ``given``, else ``model.vocab_size`` (set for weights that the run
+    starts from), else ``corpus.vocab_size`` (for a tokenizer that is trained later). A number of 0 counts as not given."""
     return given or config.model.vocab_size or config.corpus.vocab_size
 
 

@@ -75,16 +75,17 @@ def plan(config: Config, cluster: str, measured: str = "", measured_on: str = ""
         config: settings of the run; with ``train.micro_batch: auto`` the largest micro-batch that fits is used.
         cluster: path of a cluster file, in the form of docs/how-to/plan.md.
         measured: folder of a run with some steps, which calibrates the roofline; empty: an efficiency is assumed.
-        measured_on: name of the node type that the measured run used; needed if the cluster file has several and the run's
-            device does not identify one.
-        vocab_size: number of token ids; 0: ``model.vocab_size``, or ``corpus.vocab_size`` if that is 0.
+        measured_on: name of the node type that the measured run used; needed if the cluster file has several node types and the
+            run's device does not identify one of them.
+        vocab_size: number of token ids; 0: use ``model.vocab_size``, or ``corpus.vocab_size`` if ``model.vocab_size`` is 0.
 
     Returns:
         A row for each node type and number of nodes, the cheapest first; rows in which the run does not fit come last.
 
     Raises:
-        ConfigError: the cluster file is invalid, the measured run cannot calibrate, the model is not a plain decoder, or
-            the run fits nowhere. The message then has, for each row, the smallest change with which the run would fit.
+        ConfigError: the cluster file is invalid, the measured run cannot calibrate the plan, the model is not a plain decoder,
+            or the run fits on no node type. In the last case, the message has, for each row, the smallest change with which
+            the run would fit.
 
     Examples:
         >>> found = st.plan(st.recipes.llama3_8b(), "nodes.yaml")
@@ -371,7 +372,7 @@ class PlanRow:
     storage_dollars: float | None = None
     """Price of storing all kept checkpoints [dollars/month]."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Settings that differ from the given config so that the run fits, by dotted name."""
+    """Dotted name -> value of each setting that was changed from the given config so that the run fits."""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Name of a figure of this row -> where the figure comes from, as text."""
 

@@ -33,11 +33,11 @@ class Act:
 
     step: int
     what: str
-    """``kill``, ``drain`` (a loss with a notice), ``hang`` or ``add``. ``kill-copies`` kills a node and the nodes with copies
-    of its snapshots at once. ``wait`` changes nothing, but waits until ``workers`` workers train."""
+    """``kill``, ``drain`` (a loss with a notice), ``hang`` or ``add``. ``kill-copies`` kills a node together with the nodes
+    that hold copies of its snapshots. ``wait`` changes nothing, but waits until ``workers`` workers train."""
     nodes: int = 1
     workers: int = 0
-    """Wait with the change until this number of workers trains; 0: do not wait."""
+    """The change happens only when this number of workers trains; 0: with any number."""
     notice_s: float = NOTICE_S
     """For ``drain``: time between the notice that the node will be lost and the loss [s]."""
 
@@ -58,7 +58,7 @@ class ActDone:
     step: int
     """The last step that was done before the change, counted from 1."""
     what: str
-    """Kind of the change, as in ``Act``; or ``gone`` if a node is killed whose loss was announced before."""
+    """Kind of the change, as in ``Act``. ``gone``: a node whose loss was announced earlier is killed."""
     node: str
     """The first 8 characters of the node's id."""
     time_s: float
@@ -229,8 +229,8 @@ class Stage:
         return act.step <= step and act.workers in (0, workers)
 
     def _do(self, act: Act, here: str = "") -> None:
-        """Carry out a change on the node ``here``; if ``here`` is empty, on a new node for ``add``, else on the oldest node
-        without a notice of its loss."""
+        """Carry out a change. ``add`` adds a new node. Other changes affect the node ``here``; if ``here`` is empty, they
+        affect the oldest node without a notice of its loss."""
         if act.what == "wait":
             return
         node = self._cluster.add() if act.what == "add" else here or self._staying()[0]

@@ -126,7 +126,7 @@ def simulate_trace(
 
     Args:
         trace: path of the record: a trace of Bamboo or SkyPilot, or numbers of nodes by date or by hour.
-        times: number of clusters that repeat the record, each from another time on; the nodes of a cluster may be lost
+        times: number of clusters that replay the record, each from a different start time; the nodes of a cluster may be lost
             together.
         min_workers: the run waits while there are fewer nodes.
         costs: durations and copies; a drill (a local run with real faults) measures them.
@@ -339,15 +339,15 @@ def simulate_deadline(
         prices: prices of an on-demand node (``other``) and of a spot node.
         workers: largest number of workers, one per node; 0: the largest number of nodes in the record at one time.
         start_s: time from the order of an on-demand node until it joins [s].
-        times: number of clusters that repeat the record, as for ``simulate_trace``.
+        times: number of clusters that replay the record, each from a different start time.
         min_workers: the run waits while there are fewer nodes.
         costs: durations and copies; a drill (a local run with real faults) measures them.
         lanes: fixed shares of a batch, as ``stream.lanes``; 0: a batch can be divided into any parts.
 
     Returns:
         Cost and end time of the run whose work progresses evenly to the deadline (``uniform_progress``), and of four runs for
-        comparison. These use on-demand nodes only; or in place of each missing spot node; or only once no spare time is left;
-        or never.
+        comparison. Of these, one uses only on-demand nodes, one uses them in place of each missing spot node, one uses them
+        once no spare time is left, and one uses only spot nodes.
 
     Raises:
         ConfigError: a value is out of range, the file is not a record or is too short, or no run can meet the deadline.

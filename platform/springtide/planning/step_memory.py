@@ -65,7 +65,8 @@ def predicted_bytes(config: Config, vocab_size: int, eos_id: int | None, world_s
     except DynamicOutputShapeException:
         if not config.sources:
             raise
-        # a user's function has shapes that depend on tensor values, which fake tensors lack: use one of similar memory instead
+        # a user's function has shapes that depend on tensor values, which fake tensors lack: replace it with a built-in
+        # function of similar memory
         changes = {"optim.source": "", "objective.source": _STAND_IN if config.objective.source else ""}
         changes |= {"objective.labels": "", "objective.teacher": ""}
         return _predicted(config.override(changes), vocab_size, eos_id, world_size)
@@ -88,8 +89,8 @@ def _predicted(config: Config, vocab_size: int, eos_id: int | None, world_size: 
         few, more = (_peak(config.model_copy(update={"model": one}), vocab_size, eos_id, world_size) for one in shallow)
         a_block = (more - few) / (_MORE - _FEW)
         blocks += a_block * windows.count(window)
-        # `rest`: memory outside the blocks, plus what the last block holds temporarily in backward. The maximum over windows is
-        # an upper bound: the last block's own window may need less
+        # `rest`: memory outside the blocks, plus what the last block holds temporarily in backward. The maximum over attention
+        # windows is an upper bound, because the window of the last block may need less
         rest = max(rest, math.ceil(more - _MORE * a_block))
     return rest + math.ceil(blocks)
 

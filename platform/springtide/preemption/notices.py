@@ -27,7 +27,7 @@ _LONGEST_S = 7 * 24 * 3600.0
 _SHOWN = 80
 _MOST_AHEAD_S = 24 * 3600.0
 """Largest difference between a service's clock and this machine's clock that is corrected [s]. A larger difference means that
-one of the clocks is not set, so it is ignored."""
+one of the clocks is not set, so the difference is ignored."""
 
 
 class Notice(NamedTuple):
@@ -79,8 +79,8 @@ def parse_aws_notice(answer: str) -> Notice:
 
 
 def parse_aws_rebalance(answer: str) -> Notice:
-    """Parse a rebalance recommendation of AWS. It gives no time of the loss: ``REBALANCE_S`` after the recommendation is
-    assumed. Raises ValueError if the text is no recommendation."""
+    """Parse a rebalance recommendation of AWS. AWS gives no time of the loss, so the notice assumes ``REBALANCE_S`` after the
+    recommendation. Raises ValueError if the text is no recommendation."""
     made_s = _time(_object(answer).get("noticeTime"))
     return Notice(made_s + REBALANCE_S, "AWS recommends to rebalance: the spot instance may go")
 
@@ -116,9 +116,9 @@ def _takes_away(event: dict[str, Any], machine: str) -> bool:
 
 
 def parse_notice_file(text: str, written_s: float, now: float) -> Notice | None:
-    """Parse the text of a notice file: the seconds until the node is taken away, counted from ``written_s``, when the file was
-    written. Returns None if that moment is before ``now``: the file is then from before the node's restart. Raises ValueError
-    if the text is not a number from 0 to a week."""
+    """Parse the text of a notice file: a number of seconds. The node is taken away this long after ``written_s``, the time when
+    the file was written. Returns None if the node should be gone before ``now``: the file is left over from before a restart.
+    Raises ValueError if the text is not a number from 0 to a week."""
     try:
         left_s = float(text) if text.strip() else FILE_NOTICE_S
     except ValueError:
@@ -130,8 +130,8 @@ def parse_notice_file(text: str, written_s: float, now: float) -> Notice | None:
 
 
 def notice_files(pattern: str, uid: int) -> list[str]:
-    """Return the paths of the notice files that the user ``uid`` obeys: the user's own file, then root's, which applies to
-    every user.
+    """Return the paths of the notice files that apply to the user ``uid``: the user's own file, then root's file, which applies
+    to every user.
 
     >>> notice_files("/tmp/springtide-notice-{uid}", 1000)
     ['/tmp/springtide-notice-1000', '/tmp/springtide-notice-0']

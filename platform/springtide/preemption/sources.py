@@ -58,7 +58,7 @@ def left_in(path: Path) -> Notice | None:
         return None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, f"{path} is a link: name the file itself (elastic.notice_file)") from None
+            raise OSError(errno.ELOOP, f"{path} is a link: set elastic.notice_file to the file itself") from None
         raise
     with open(descriptor, "rb", buffering=0) as file:
         found = os.fstat(descriptor)
@@ -68,7 +68,7 @@ def left_in(path: Path) -> Notice | None:
             raise PermissionError(f"{path} belongs to user {found.st_uid}, not to user {os.getuid()} or root")
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             mode = stat.filemode(found.st_mode)
-            raise PermissionError(f"{path} is not obeyed: other users may write to it ({mode}); chmod go-w it")
+            raise PermissionError(f"{path} is ignored: other users may write to it ({mode}); run chmod go-w on it")
         return parse_notice_file(file.read(_FILE_BYTES).decode(), found.st_mtime, time.time())
 
 

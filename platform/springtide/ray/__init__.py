@@ -18,6 +18,6 @@ if importlib.util.find_spec("ray") is None:
     )
 
 with contextlib.suppress(ImportError), warnings.catch_warnings():
-    # Ray imports tqdm. In a notebook without ipywidgets, its first import warns about progress bars, and none is drawn here
+    # import tqdm, which Ray needs, without the warning about missing ipywidgets in a notebook: no progress bar is drawn here
     warnings.filterwarnings("ignore", message="IProgress not found")
     importlib.import_module("tqdm.auto")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 SUPPORTED = ((2, 60), (2, 61))
-"""Supported versions of Ray: from the first one up to, but without, the second one."""
+"""Supported versions of Ray: the first one and later, but below the second one."""
 PREEMPTION = 2
 """Value of ``DrainNodeReason`` in Ray's autoscaler.proto that means: the node is taken away at a deadline."""
 MARKET_LABEL = "ray.io/market-type"
@@ -31,7 +31,7 @@ MARKET_LABEL = "ray.io/market-type"
 HEAD = "node:__internal_head__"
 """Name of a resource that only the head node has."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Environment with which Ray's processes listen on the loopback address, also on Linux."""
+"""Environment variable that makes Ray's processes listen on the loopback address, also on Linux."""
 OWN_ACTORS = {
     "TrainStateActor",
     "_StatsActor",
@@ -165,9 +165,9 @@ def replace_runtime_context(context: object) -> None:
 
 @contextlib.contextmanager
 def stay_on_loopback() -> Iterator[None]:
-    """Make a Ray that this process starts in the block listen on the loopback address. The variable in ``LOOPBACK`` changes
-    only the processes that Ray starts. This process has read the variable already, when it imported Ray, so Ray's constant is
-    set instead."""
+    """While the block runs, make a Ray cluster that this process starts listen on the loopback address. The variable in
+    ``LOOPBACK`` changes only the processes that Ray starts: this process has read it already, when it imported Ray. So Ray's
+    constant is set instead."""
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
@@ -179,8 +179,8 @@ def stay_on_loopback() -> Iterator[None]:
 
 @contextlib.contextmanager
 def few_head_processes() -> Iterator[None]:
-    """Have ``ray.init``, called in the block by any thread, start a head without dashboard and autoscaler: each takes a second
-    of CPU time or more. ``start_dashboard`` starts the dashboard later."""
+    """In the block, ``ray.init`` starts a head without dashboard and autoscaler, because each takes a second of CPU time or
+    more. Any thread may call it. ``start_dashboard`` starts the dashboard later."""
     from ray._private.node import Node
 
     def without_dashboard(node: Any, **_: object) -> None:
@@ -196,9 +196,10 @@ def few_head_processes() -> Iterator[None]:
 
 
 class _OfAnyThread(subprocess.Popen[bytes]):
-    """A process of Ray that any thread may start. It skips Ray's ``preexec_fn``, which runs in the child before its program.
-    That function ends the process with the thread that started it, and crashes the child if another thread imports a library at
-    that moment. The process has its own session, so it gets no Ctrl-C from the terminal; ``reaper`` ends it with the driver."""
+    """A process of Ray that any thread may start. It skips Ray's ``preexec_fn``, a function that the child runs before its
+    program. That function would end the process as soon as the thread that started it ends. It would also crash the child if
+    another thread imports a library at that moment. The process has its own session, so it gets no Ctrl-C from the terminal;
+    ``reaper`` ends it with the driver."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named | {"preexec_fn": None, "start_new_session": True})
@@ -238,7 +239,7 @@ class _WorkerPaths(list[str]):
     a folder only if this process itself searches it before the installed packages."""
 
     def extend(self, paths: Iterable[str]) -> None:
-        """Add those of ``paths`` that this process searches first; called by ``ray.init``."""
+        """Add those of ``paths`` that this process searches before the installed packages; called by ``ray.init``."""
         first = searched_first()
         super().extend(one for one in paths if one in first)
 
@@ -261,20 +262,20 @@ def keep_current_folder_out(job: Any) -> None:
 
 
 def read_key(key: bytes) -> bytes | None:
-    """Return the value that the connected cluster's control store has under ``key``; None if there is none."""
+    """Return the value stored under ``key`` in the connected cluster's control store; None if there is none."""
     found: bytes | None = importlib.import_module("ray.experimental.internal_kv")._internal_kv_get(key)
     return found
 
 
 def write_key(key: bytes, value: bytes) -> None:
-    """Store ``value`` under ``key`` in the connected cluster's control store; it lives as long as the cluster."""
+    """Store ``value`` under ``key`` in the connected cluster's control store. It is lost when the cluster ends."""
     importlib.import_module("ray.experimental.internal_kv")._internal_kv_put(key, value, overwrite=True)
 
 
 def visit_upload(folder: str, visit: Callable[[Path], None]) -> int:
-    """Call ``visit`` with each file and folder that ``ray job submit --working-dir`` would send of ``folder``. Names in
-    .gitignore and .rayignore files at any level, and in Ray's own list, are left out. Returns the size from which Ray refuses a
-    package [bytes]."""
+    """Call ``visit`` with each file and folder below ``folder`` that ``ray job submit --working-dir`` would upload. Names in
+    .gitignore and .rayignore files at any level, and in Ray's own list, are left out. Returns a package size: Ray refuses
+    packages of this size or more [bytes]."""
     packaging = importlib.import_module("ray._private.runtime_env.packaging")
     constants = importlib.import_module("ray._private.ray_constants")
     ignores = not constants.env_bool(constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE, False)

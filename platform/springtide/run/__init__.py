@@ -1,1 +1,1 @@
-"""A run's folder: find, open, verify, control. Layer rule: training writes by checkpoint and tracking, not by this package."""
+"""A run's folder: find, open, verify, control. Layer rule: training code writes with checkpoint and tracking instead."""

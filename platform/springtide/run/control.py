@@ -3,8 +3,8 @@
     RUN/control/0000.json         a command, written once by its caller
                 0000.done.json    its result, written once: by the driver when the command took effect or was refused,
                                   or by the caller when it timed out and withdrew the command
-                limits.json       worker limit and pause that result from all commands below a number, so that a new driver
-                                  need not read these commands again
+                limits.json       worker limit and pause that result from the older commands, so that a new driver need not
+                                  read the older commands again
 
 Everybody who can write to the run's folder can control the run; there is no other permission. Commands reach the driver even
 while its workers restart. A worker limit or a pause stays in force until the next command changes it, even if the driver is
@@ -36,14 +36,14 @@ _TRIES = 100
 _MOST = 10**9
 """Every command number is below this limit, because the name of a command's file has at most nine digits."""
 _MOST_GAP = 10_000
-"""Longest gap between two command numbers. Numbers are given one after another, so a file after a longer gap is not ours: it
-is ignored."""
+"""Longest gap between two command numbers. Commands are numbered one after another. So a file after a longer gap was not
+written by springtide, and is ignored."""
 _LOOK_S, _LOOK_AT_STORE_S = 0.2, 2.0
 """Time between two reads of a command's result: in a local folder, and in an object store [s]."""
 
 
 class Command(BaseModel):
-    """A command to a run, as the file that its caller writes contains it."""
+    """A command to a run: the contents of the file that its caller writes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -61,7 +61,7 @@ class Command(BaseModel):
 
 
 class CommandResult(BaseModel):
-    """The result of a command to a run, as its file contains it."""
+    """The result of a command to a run: the contents of the result file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -104,7 +104,7 @@ _LIMITS_OF: TypeAdapter[Limits] = TypeAdapter(Limits)
 
 
 def has_command(run: Folder, number: int) -> bool:
-    """Return True if the file of command ``number`` exists. Takes one request to the store."""
+    """Return True if the file of command ``number`` exists. Costs one request to the store."""
     return (run / _FOLDER).exists(_file(number))
 
 
@@ -122,7 +122,7 @@ def read_command(run: Folder, number: int) -> Command:
 
 
 def numbers_from(run: Folder, first: int) -> list[int]:
-    """Return the numbers of all commands from ``first`` on, ascending. Takes one listing of the folder."""
+    """Return the numbers of all commands from ``first`` on, ascending. Costs one listing of the folder."""
     return [number for number in _numbers(run)[0] if number >= first]
 
 
@@ -160,7 +160,7 @@ def standing(run: Folder) -> Standing:
         known = Limits(workers=0, paused_by="", before=0)
     for number in reversed(numbers):
         if number < known.before or (workers is not None and paused_by is not None):
-            break  # ``limits.json`` contains the effect of older commands, or newer commands override them
+            break  # older commands are contained in ``limits.json``, or newer ones override them
         try:
             one, result = read_command(run, number), read_result(run, number) if number in answered else None
         except _UNREADABLE:
@@ -207,7 +207,7 @@ def give(run: Folder, verb: Verb, workers: int = 0) -> Command:
 
 def await_result(run: Folder, command: Command, wait_s: float) -> CommandResult:
     """Wait up to ``wait_s`` seconds for the result of a command, and return it. If there is none in this time, withdraw the
-    command, so that no driver executes it later. For ``stop``, also wait until the driver has ended, within the same time.
+    command, so that no driver executes it later. For ``stop``, also wait until the driver has ended; ``wait_s`` limits both.
 
     Raises:
         CommandFailed: the command was refused, failed, or has no result within ``wait_s``.
@@ -331,6 +331,6 @@ def _file(number: int, done: bool = False) -> str:
 def _caller() -> str:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, which is usual in containers
+    except (KeyError, OSError):  # in containers the user id often has no name: use the id
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"[:200]

@@ -93,7 +93,7 @@ class Finding(NamedTuple):
     """One thing that limits a run's speed, with numbers and a remedy."""
 
     name: str
-    """Name of the kind of finding, a key of ``REMEDIES``."""
+    """Name of the problem, a key of ``REMEDIES``, such as ``start-up``."""
     share: float
     """Largest share of the run's worker-time that a fix could save, from 0 to 1. For ``device``, which needs no fix: the
     goodput (share of time in new steps)."""
@@ -121,8 +121,8 @@ class Diagnosis:
     goodput: float
     """Share of the time ``held`` that went into new steps, from 0 to 1."""
     spent: dict[str, float]
-    """Kind of time, as in ``Ledger.spent`` -> its share of the time ``held``, the largest first. Kinds without time are left
-    out."""
+    """Category of time, such as ``evaluation`` (see ``Ledger.spent``) -> its share of the time ``held``, the largest first.
+    Categories without time are left out."""
     findings: list[Finding]
     """The findings, the most costly first. If nothing limits the run but its device, only the finding ``device``. Before the
     first step it may be empty."""
@@ -135,7 +135,7 @@ class Diagnosis:
 
 
 class DiagnosisBuilder:
-    """Updates a diagnosis of a run event by event, in the order of the journal. Of the steps, it stores only the newest."""
+    """Updates a diagnosis of a run event by event, in the order of the journal. It stores only the newest steps."""
 
     def __init__(self, prices: Prices | None = None) -> None:
         self.book = LedgerBuilder(prices or Prices())
@@ -353,9 +353,9 @@ class DiagnosisBuilder:
         return [_finding("skipped updates", self._skipped_s / book.held, text, evidence)]
 
     def _shares(self, book: Ledger) -> list[Finding]:
-        """Return the findings that each follow from the share of one kind of time: start-up, capacity, evaluation, pauses."""
+        """Return a finding for each category with a large share of time: start-up, capacity, evaluation, pauses."""
         phases = dict(self.started.phases_s) if self.started else {}
-        phases.pop("rendezvous", None)  # the time since the previous worker group, which is no part of start-up
+        phases.pop("rendezvous", None)  # not start-up, but the time since the previous group
         longest = max(phases, key=lambda name: phases[name], default="")
         phase = f", of which {longest[:40]} took longest, {phases[longest]:.1f} s" if longest else ""
         in_workers = f"the workers' own part of the last start was {sum(phases.values()):.1f} s{phase}"

@@ -129,7 +129,7 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
         changes["corpus.begin_of_text"] = found.begin_of_text
     config = usual.override(changes)
     target.write_json(_UNFINISHED, {"of": redacted(found.folder.url)})
-    lease = leases.claim(target, secrets.token_hex(8))  # before files are removed: another import may be writing them
+    lease = leases.claim(target, secrets.token_hex(8))  # before any file is removed: raises if another import is active
     try:
         _clear(target, _WRITTEN - {"leases", _UNFINISHED})  # remove what a killed import has left
         write_checkpoint(found, target, config.model_dump(mode="json"), configs.fingerprint(config), lease=lease)

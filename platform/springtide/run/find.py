@@ -30,9 +30,9 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
     Writes nothing: the folder becomes a run when the caller writes the config there. If ``resume`` is True, there must be a run
     to resume. If it is "auto", a new run starts if there is none.
 
-    Raises RunExists if the id is taken and ``resume`` is False, or if changed settings would change what is learned. Raises
-    ConfigError if the folder is not writable, if there is no run to resume, or if the stored config has a setting that this
-    version lacks and without which the run would learn something else. ``accept_changes`` allows changed and lacking settings.
+    Raises RunExists if the id is taken and ``resume`` is False, or if changed settings would change what the run learns. Raises
+    ConfigError if the folder is not writable, if there is no run to resume, or if this version lacks a setting of the stored
+    config that decides what the run learns. ``accept_changes`` allows changed and lacking settings.
     """
     root = Folder(config.run.root)
     name = config.run.id or (_newest(root, config, needed=resume != "auto") if resume else "") or _made_up()
@@ -57,7 +57,7 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
         run.folder.check_writable()
     except OSError as error:
         raise ConfigError(
-            explain("run.root", root.url, f"cannot be written ({error})", "name another folder, or fix permissions")
+            explain("run.root", root.url, f"cannot be written ({error})", "set another run.root, or fix permissions")
         ) from None
     return config, run
 
@@ -124,7 +124,7 @@ def _newest(root: Folder, config: Config, needed: bool) -> str:
             continue
         found, problem = config_or_problem(run)
         if found is None:
-            _log.warning("run %s is passed over: %s", redacted(run.folder.url), problem)
+            _log.warning("skipping run %s, whose config cannot be read: %s", redacted(run.folder.url), problem)
         elif configs.fingerprint(found) == wanted:
             return name
     if not needed:
@@ -135,8 +135,8 @@ def _newest(root: Folder, config: Config, needed: bool) -> str:
 
 def _or_root_of_model(config: Config) -> str:
     """Return a further remedy for the error that the run to resume was not found; empty if there is none. Up to commit
-    9c427aee, a run that started from another run's model was created in the root folder of that run, so it may be there. Reads
-    only the config of the other run, and contacts nothing that the config names."""
+    9c427aee, a run that started from another run's model was created in the root folder of that run. So the remedy names
+    that folder. Reads only the config of the other run, and contacts nothing that the config names."""
     if not config.train.start_from:
         return ""
     model = Run(branch.split(config.train.start_from)[0])

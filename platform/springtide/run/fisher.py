@@ -40,8 +40,8 @@ def write_fisher(
 ) -> Fisher:
     """Compute the diagonal empirical Fisher information (importance of each weight) of a checkpoint, in this process.
 
-    Stores it in the folder ``to``. Use text that a run which starts from the checkpoint should not forget. Needs three times
-    the memory of the fp32 weights.
+    Stores it in the folder ``to``. Choose a dataset with knowledge that a later run, which starts from the checkpoint, should
+    not forget. Needs three times the memory of the fp32 weights.
 
     Args:
         run: the run of the checkpoint.
@@ -95,11 +95,10 @@ def write_fisher(
 
 
 def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = False, trust_code: bool = False) -> Config:
-    """Return ``config`` with ``objective.anchor`` set to the Fisher information (importance of each weight) of its start.
+    """Return ``config`` with ``objective.anchor`` set to the Fisher information (importance of each weight) of its checkpoint.
 
-    The start is the checkpoint in ``train.start_from``.
-
-    The Fisher information is stored in ``run.root``. It is computed only if no earlier call with the same values has stored it.
+    The checkpoint is the one in ``train.start_from``, from which the run starts. The Fisher information is stored in
+    ``run.root``. It is computed only if no earlier call with the same values has stored it.
 
     Args:
         config: settings of a run that starts from a checkpoint (``train.start_from``).
@@ -109,7 +108,7 @@ def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = Fals
         trust_code: as for ``write_fisher``.
 
     Raises:
-        ConfigError: ``train.start_from`` is empty, ``objective.anchor`` is set already, or for a reason of ``write_fisher``.
+        ConfigError: ``train.start_from`` is empty, ``objective.anchor`` is set already, or ``write_fisher`` raises it.
         CheckpointError: the checkpoint is corrupt.
     """
     from springtide.training.anchor import check_settings
@@ -117,11 +116,11 @@ def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = Fals
     start, anchor = config.train.start_from, config.objective.anchor
     if anchor:
         raise ConfigError(
-            explain("--fisher-tokens", tokens, f"and objective.anchor = {anchor} set one anchor each", "leave one out")
+            explain("--fisher-tokens", tokens, f"cannot be combined with objective.anchor = {anchor}", "omit one")
         )
     if not start:
         limit = "is of the checkpoint that a run starts from, and train.start_from is empty"
-        raise ConfigError(explain("--fisher-tokens", tokens, limit, "name a run there"))
+        raise ConfigError(explain("--fisher-tokens", tokens, limit, "set train.start_from to a run or checkpoint"))
     root = Folder(config.run.root)
     mine = Run(root / config.run.id) if resume and config.run.id else None
     if mine is not None and mine.folder.exists(configs.RUN_CONFIG):
@@ -129,7 +128,7 @@ def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = Fals
             limit, remedy = "and the run that is resumed has no anchor", "leave it out, or choose another run.id"
             raise ConfigError(explain("--fisher-tokens", tokens, limit, remedy))
         return config.override({"objective.anchor": mine.config.objective.anchor})
-    checkpoint = branch.resolve(start, "")  # resolve once: its run may commit a newer checkpoint during the computation
+    checkpoint = branch.resolve(start, "")  # resolve "newest" once: the run may commit another meanwhile
     run, name = branch.split(checkpoint)
     of = [run.url, name, read_manifest(run, name).meta.chain, tokens, Folder(dataset).url if dataset else ""]
     prefix = f"{run.name}-fisher-{digest.of_bytes(to_json(of).encode())[:8]}-"

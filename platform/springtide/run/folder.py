@@ -70,7 +70,7 @@ class Run(RunControl):
 
     @property
     def config(self) -> Config:
-        """The config of the run's last start, with all settings decided."""
+        """The config of the run's last start, with the values of all settings."""
         return configs.parse(self.folder.read(RUN_CONFIG), self.folder.where(RUN_CONFIG))
 
     @property
@@ -314,7 +314,7 @@ class Run(RunControl):
         names, folder = self.checkpoints, Folder(to)
         if not 0 < last <= len(names):
             limit = f"{self.folder.url} has {len(names)} checkpoints that count"
-            raise ConfigError(explain("last", last, limit, "keep more: checkpoint.keep_last, checkpoint.keep_every"))
+            raise ConfigError(explain("last", last, limit, "lower it, or set checkpoint.keep_last higher"))
         if folder.names():
             raise ConfigError(explain("to", to, "is not empty", "name another folder"))
         root, _, name = folder.url.rstrip("/").rpartition("/")
@@ -425,7 +425,7 @@ def open_run(path: str) -> Run:
 
 
 def check_model_code(run: Folder, config: Config, trust_code: bool) -> None:
-    """Raise ConfigError if ``config`` names model code of its own that is not trusted. Code is trusted if ``trust_code`` is
-    True, or if this user last started the run with the same code."""
-    sources = config.needs_trust if config.model.source else {}  # loading a model runs no other code of a config
+    """Raise ConfigError if ``config`` names the user's own model code (``model.source``) and this code is not trusted. Code is
+    trusted if ``trust_code`` is True, or if this user last started the run with the same code."""
+    sources = config.needs_trust if config.model.source else {}  # other code in a config is not run here
     configs.check_trusted(sources, run.where(RUN_CONFIG), trust_code, leases.trusted_code(run, sources))

@@ -51,7 +51,7 @@ def live_report(run: Folder, say: Callable[[str], None]) -> Iterator[None]:
     # keeps the working directory out of sys.path, so that no file there shadows a module
     command = ["env", f"PYTHONPATH={os.pathsep.join(sys.path)}", sys.executable, "-P", *PROGRAM, run.url]
     try:
-        # a session of its own: Ctrl-C in the terminal must reach only the driver, and not kill this process
+        # start it in its own session, so that Ctrl-C in the terminal interrupts only the driver, not the new process
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     except OSError as error:
         say(f"report.html is written only when the run ends: {error}")
@@ -77,7 +77,7 @@ def live_report(run: Folder, say: Callable[[str], None]) -> Iterator[None]:
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S + 1.0)
-        finally:  # kill it even if the store hangs or the user presses Ctrl-C again: the caller writes next
+        finally:  # kill it also if the store hangs or Ctrl-C comes again: the caller writes the report next
             process.kill()
             process.wait()
             listener.join()

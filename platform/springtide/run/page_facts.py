@@ -45,7 +45,7 @@ def facts_of(run: Run) -> RunFacts:
         origin = read_origin(run.folder)
         trial = _trial(run.folder)
     except DamagedFile as error:  # write the report, but leave out what the damaged file contains
-        _log.warning("%s; the report leaves out its content", error)
+        _log.warning("%s; the report is written without the content of this file", error)
     url = redacted(run.folder.url)
     about: list[tuple[str, Cell]] = [
         *trial,

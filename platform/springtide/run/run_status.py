@@ -113,7 +113,7 @@ class StatusBuilder:
                 if not self._sizes or self._sizes[-1][1] != event.world_size:
                     self._sizes.append((event.step, event.world_size))
             case Decided(decision="stay"):
-                if not (self._has_group and self._state.trains):  # if a group trains, the reason is not a wait
+                if not (self._has_group and self._state.trains):  # while a group trains, the run waits for nothing
                     self._waits_for = event.reason.removeprefix("waiting for ")
             case Decided():
                 self._waits_for = event.describe()

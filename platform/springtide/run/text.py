@@ -46,7 +46,7 @@ def open_text(path: str, step: int | None = None, trust_code: bool = False) -> T
         remedy = "give <root>/<run id>, or a folder of transformers"
         raise ConfigError(explain("run", path, f"has neither {RUN_CONFIG} nor {FILE}", remedy))
     if step is not None:
-        raise ConfigError(explain("step", step, f"is for runs, and {path} is a folder of transformers", "leave it out"))
+        raise ConfigError(explain("step", step, f"needs a run, but {path} is a transformers folder", "omit step"))
     return open_export(folder)
 
 
@@ -63,8 +63,8 @@ FIELD = "by"
 
 @dataclasses.dataclass(frozen=True)
 class Labeller:
-    """A model that labels a dataset: for each row, it predicts tokens. Its vocabulary and maximum row length were checked to
-    fit the dataset."""
+    """A model that labels a dataset: for each row, it predicts tokens. Its vocabulary and maximum row length fit the dataset,
+    which ``open_labeller`` has checked."""
 
     folder: Folder
     """The run's folder, or a ``transformers`` folder."""

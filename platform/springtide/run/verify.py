@@ -29,17 +29,17 @@ from springtide.tracking.journal import last_steps, read_journal
 _SHOWN = 10
 """The result of ``verify`` lists at most this many missing steps, and at most this many mismatches of each kind."""
 _COUNTED = 32
-"""If some tokens are masked in the loss: number of steps whose rows are read to count their valid (not masked) tokens."""
+"""Number of steps whose rows are read to count their valid (not masked) tokens, if some tokens are masked in the loss."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mismatch:
-    """A step that was trained on other samples than the run's order of samples has for this step."""
+    """A step that was trained on wrong samples: not those that the run's fixed order of samples gives for this step."""
 
     step: int
     """Number of the step, counted from 1."""
     expected: str
-    """Digest (checksum) of the samples that the order has for the step, 16 hex digits; empty for a step after the run's end."""
+    """Digest (checksum) of the samples that the order gives for the step, 16 hex digits; empty after the run's last step."""
     found: str
     """Digest (checksum) of the samples that the ranks read, 16 hex digits."""
 
@@ -58,14 +58,14 @@ class TokenMismatch:
 
 @dataclasses.dataclass(frozen=True)
 class ChainMismatch:
-    """A recorded training state that was trained on other samples than the order of samples has. Its chain (hash over all
-    steps) differs from the chain computed from the order."""
+    """A checkpoint, or start of a worker group, whose training state was trained on wrong samples. Its chain (hash over all
+    steps) differs from the chain computed from the run's order of samples."""
 
     step: int
     """Number of steps that the state was trained for."""
     after: int
-    """The wrong samples were trained on in a step from ``after + 1`` to ``step``. A difference before that is in an earlier
-    ``ChainMismatch``."""
+    """The wrong samples were used in a step from ``after + 1`` to ``step``. Earlier steps with wrong samples have a
+    ``ChainMismatch`` of their own."""
     where: str
     """Name of the checkpoint, or ``start of term N``: the start of a worker group by the run's N-th driver."""
     expected: str
@@ -93,7 +93,7 @@ class Verification:
     order_identity: str
     """Hash of everything that determines the run's order of samples."""
     steps_checked: int
-    """Number of steps, each counted once, that were trained and are checked by a digest in the journal or by a chain."""
+    """Number of trained steps that were checked, by a digest in the journal or by a chain. A repeated step counts once."""
     steps_trained_again: int
     """Number of repeated executions of steps, because of restarts or rollbacks. All are checked, except ``steps_abandoned``."""
     steps_abandoned: int
@@ -105,14 +105,15 @@ class Verification:
     world_sizes: tuple[int, ...]
     """All world sizes that the run trained with, ascending."""
     goes_on_from: str
-    """URL of the checkpoint of another run that this run started from, and whose chain its own chain continues. Empty if there
-    is none or it cannot be read; in the latter case the first chain that this run recorded is trusted without proof."""
+    """URL of the other run's checkpoint from which this run started, and whose chain it continues. Empty if there is no
+    such checkpoint, or if its chain cannot be read. If it cannot be read, the first chain that this run recorded is trusted
+    without proof."""
     corpora: dict[str, CorpusUse]
     """Name of a corpus (dataset source) -> how much of it the run has trained on."""
     missing: tuple[int, ...]
     """The first ten steps that have no record in the journal and that no chain proves."""
     mismatches: tuple[Mismatch, ...]
-    """The first ten executions of a step whose samples differ from the samples that the order has for the step."""
+    """The first ten executions of a step whose samples differ from the samples that the order gives for it."""
     token_mismatches: tuple[TokenMismatch, ...]
     """The first ten executions of a step whose number of tokens differs from the valid (not masked) tokens in its rows."""
     chain_mismatches: tuple[ChainMismatch, ...]
@@ -259,8 +260,8 @@ class _Walk:
         self.missing += self._not_in_journal
 
     def _advance(self, record: RecordedChain | None) -> None:
-        """Recompute the samples of the next step, and compare them with each execution of the step in the journal. Continue the
-        chain up to ``record``, the next recorded chain; None if there is none."""
+        """Recompute the samples of the next step, and compare them with each execution of the step in the journal. Then extend
+        the computed chain by this step. ``record``: the next recorded chain; None if there is none."""
         self._step = one_more(self._step)
         order, tries = self._data.order, self._tries.get(self._step, [])
         step = order.step_before(self._step)
@@ -281,8 +282,9 @@ class _Walk:
         self._chain = next_chain(self._chain, step, expected, tokens, updated)
 
     def _tokens(self, sample_ids: np.ndarray, tries: Sequence[StepDone]) -> int:
-        """Return the number of valid tokens of the current step. Without a loss mask: all tokens of its rows. With a loss mask,
-        for a few steps, and steps that the journal lacks, they are counted in the rows; else the journal has the number."""
+        """Return the number of valid (not masked) tokens of the current step. Without a loss mask, these are all tokens of its
+        rows. With a loss mask, the number is taken from the journal. For a few steps, and for steps that the journal lacks, the
+        tokens are counted in the rows instead."""
         if not self._data.has_loss_mask:
             return len(sample_ids) * self._data.sequence_length
         if tries and self._step not in self._counted:
@@ -357,7 +359,7 @@ def read_history(run: Folder) -> History:
             found.num_again += event.step in seen
             seen.add(event.step)
         elif isinstance(event, Started):
-            # a start from an earlier step discards the states after that step: drop the starts that belong to them
+            # this start discards all states after its step: drop earlier starts from such states
             found.starts = [one for one in found.starts if one.step <= event.step]
             where = f"start of term {event.term}"
             found.starts.append(RecordedChain(event.step, event.chain, frozenset(event.skipped_updates), where))
@@ -375,6 +377,6 @@ def read_history(run: Folder) -> History:
             found.unread.append(name)
             continue
         found.checkpoints.append(RecordedChain(meta.step, meta.chain, frozenset(meta.skipped_updates), name))
-    if found.unread:  # list again: a checkpoint that was removed meanwhile, as the run keeps only some, is not damaged
+    if found.unread:  # list again: the run may have removed an old checkpoint meanwhile, which is no damage
         found.unread = [name for name in committed(run) if name in found.unread]
     return found

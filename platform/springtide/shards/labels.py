@@ -4,7 +4,7 @@ the same row groups (Parquet's units of rows) as the dataset.
     labels.json                     written last: the dataset's digest, the labelling model, the digest of each file
     train-00000-g0000.safetensors   the labels of one row group, read in place
 
-With L positions in a row, of which position j predicts token j + 1:
+A row has L positions. Position j predicts token j + 1.
 
     topk      ids (rows, L, k), the k most likely next tokens, the likeliest first; their logprobs fp16 (rows, L, k)
     logprob   logprobs fp32 (rows, L) of the actual next tokens
@@ -136,7 +136,7 @@ class LabelLayout(NamedTuple):
 
 def _size(kind: str, shape: tuple[int, ...]) -> int:
     size = np.dtype(kind).itemsize
-    for length in shape:  # Python's integers: a hostile manifest has huge shapes, and numpy's product wraps around
+    for length in shape:  # Python integers: numpy's product overflows for the huge shapes of a hostile manifest
         size *= length
     return size
 
@@ -228,7 +228,9 @@ def check_labels(labels: Labels, url: str, manifest: Manifest, dataset: str) -> 
     dataset."""
     if labels.dataset != manifest.digest:
         problem = f"are labels of another dataset, {labels.dataset}: {dataset} is {manifest.digest}"
-        raise CorpusError(explain("labels", url, problem, "label this dataset, or train on the labelled one"))
+        raise CorpusError(
+            explain("labels", url, problem, "label this dataset, or set shards.dataset to the labelled dataset")
+        )
     shards = {shard.name: len(shard.groups) for split in manifest.splits.values() for shard in split.shards}
     same = labels.sequence_length == manifest.sequence_length and labels.k <= manifest.vocab_size
     if not same or labels.id_type != id_type(manifest.vocab_size):

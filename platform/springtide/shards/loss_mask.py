@@ -14,8 +14,8 @@ IGNORE_INDEX = -100
 
 
 def most_ids(token_type: str, has_loss_mask: bool) -> int:
-    """Return how many different ids a token type can hold. A loss mask takes the top bit, which halves the number. In uint32
-    the top bit is always reserved for the mask."""
+    """Return how many different ids a token type can hold. A loss mask occupies the top bit, which halves this number. In
+    uint32 the top bit is always reserved for the mask."""
     bits = np.iinfo(token_type).bits
     return 2 ** (bits - (has_loss_mask or bits == 32))
 
@@ -37,12 +37,12 @@ def ids_of(tokens: np.ndarray) -> np.ndarray:
 
 
 def is_predicted(tokens: np.ndarray) -> np.ndarray:
-    """Return for each of ``tokens`` True if it is a target in the loss, bool."""
+    """Return one bool per token: True if the token is a target of the loss."""
     return tokens < _top_bit(tokens)
 
 
 def signed(tokens: np.ndarray) -> np.ndarray:
-    """Return tokens in the form that a step takes, int64: the id, or ``~id`` if the token is not predicted.
+    """Return tokens in the form that a training step uses, int64: the id, or ``~id`` if the token is not predicted.
 
     >>> signed(masked(np.array([7], dtype=np.uint16))).tolist()
     [-8]

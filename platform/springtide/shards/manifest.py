@@ -72,8 +72,8 @@ class Manifest(Record):
     vocab_size: Count
     end_of_text: Count
     begin_of_text: Count
-    """Id before a text, from which its first token is predicted; equal to ``end_of_text`` if only that id separates
-    documents."""
+    """Id before a text. The text's first token is predicted from this id. Equal to ``end_of_text`` if one id both ends and
+    begins documents."""
     mask_across_documents: bool = False
     """True if attention, positions and loss restart at each document of a row."""
     whole_documents: bool = False
@@ -122,7 +122,7 @@ class Manifest(Record):
         for source, splits in self.sources.items():
             if (TRAIN in splits) == self.is_eval_only:
                 found = f"has the splits {sorted(splits)} of {source}"
-                raise ValueError(f"{found} and heldout_fraction = {self.heldout_fraction}")
+                raise ValueError(f"{found}, which contradicts heldout_fraction = {self.heldout_fraction}")
             for name, split in splits.items():
                 _check_split(f"{name} of {source}", split, row_bytes)
         return self
@@ -178,7 +178,7 @@ class Manifest(Record):
 
     @property
     def digest(self) -> str:
-        """Hash over all fields, 32 hex digits. The hash that identifies the data order of a run includes it."""
+        """Hash over all fields, 32 hex digits. The hash that identifies the data order of a run includes this hash."""
         record = self.model_dump(mode="json") if self.row_groups else self.in_full()
         if self.format != FORMAT:
             record.pop("whole_documents", None)  # earlier formats do not have this field
@@ -228,7 +228,8 @@ def write_manifest(dataset: Folder, manifest: Manifest) -> None:
 def load_manifest(dataset: Folder, cache: Cache | None = None) -> Manifest:
     """Load the manifest of a sealed (complete) dataset. Raises CorpusError if it is missing, damaged or of another format.
 
-    ``cache``: this node's cache, which holds the index of a dataset in object storage once for all processes of the node.
+    ``cache``: this node's disk cache. If the dataset is in object storage, the cache stores its index once for all processes of
+    the node.
     """
     try:
         record = dataset.read_json(MANIFEST)
@@ -258,7 +259,7 @@ def load_manifest(dataset: Folder, cache: Cache | None = None) -> Manifest:
 
 
 def _open_index(dataset: Folder, record: dict[str, Any], cache: Cache | None) -> None:
-    """In ``record``, the parsed manifest, replace the counts of shards by the shards that the index file lists. Raises
+    """Replace the counts of shards in ``record``, the parsed manifest, by the shards that the index file lists. Raises
     ValueError if the manifest's fields for the counts or for the index are not valid."""
     counts = _COUNTS.validate_python(
         {key: split.get("shards") for key, split in _by_key(record.get("sources")).items()}

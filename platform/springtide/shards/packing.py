@@ -45,8 +45,8 @@ def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
 def shuffle_rows(pieces: np.ndarray, seed: int, shard: int) -> np.ndarray:
     """Return the pieces of ``best_fit`` with the rows in a random order that depends only on ``seed`` and ``shard``.
 
-    ``best_fit`` opens rows longest document first. In that order a row group would hold documents of similar lengths, and
-    losses and token counts would differ between steps that read different row groups.
+    ``best_fit`` places the longest documents first, so its neighboring rows contain documents of similar lengths. Without the
+    shuffle, losses and token counts would differ between steps that read different row groups.
     """
     rows = int(pieces[-1, 0]) + 1
     key = mix(mix(np.array([seed], dtype=np.uint64)) ^ np.uint64(shard))

@@ -24,7 +24,8 @@ _KEPT_BYTES = 256 * 2**20
 _MOST_OPEN = 2**14
 """Most row groups that all readers of a process keep mapped: Linux allows a process 65,530 maps."""
 _SHARE_OF_FILES = 4
-"""The readers of a process use at most 1 / this number of its limit of open files: each mapped row group keeps a file open."""
+"""Each mapped row group keeps a file open. All readers of a process may open at most 1 / 4 of the files that the process may
+open."""
 REMEDY = "remove the dataset's folder and run `springtide data prepare` again, or restore the file"
 
 
@@ -61,8 +62,8 @@ class CheckedRanges:
     def __init__(
         self, folder: Folder, range_of: Callable[[int], ByteRange], cache: Cache | None = None, remedy: str = REMEDY
     ) -> None:
-        """``range_of``: function from the number of a range to the range. ``cache``: this node's disk cache for ranges of
-        object storage; None: they are fetched at each read. ``remedy``: remedy in errors about a bad file."""
+        """``range_of``: function (number of a range) -> the range. ``cache``: this node's disk cache for ranges of object
+        storage; None: they are fetched at each read. ``remedy``: remedy in errors about a bad file."""
         self._folder, self._range, self._cache, self._remedy = folder, range_of, cache, remedy
         self._checked: set[int] = set()
 
@@ -163,7 +164,7 @@ class OpenGroups(Generic[_View]):
         wanted, begins = np.unique(groups[order], return_index=True)
         places = np.split(order, begins[1:])
         most = _most_open()
-        at_once = -(-most // 2)  # half: while the cache stores a range, a second file is open
+        at_once = -(-most // 2)  # half: while the cache stores a range, it keeps a second file open
         for first in range(0, len(wanted), at_once):
             some = wanted[first : first + at_once].tolist()
             for group, view, here in zip(some, self._fetch(some, most), places[first : first + at_once], strict=True):
@@ -191,7 +192,7 @@ class OpenGroups(Generic[_View]):
 
 
 def _most_open() -> int:
-    """Return how many row groups all readers together may hold open."""
+    """Return how many row groups all readers together may keep open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_OPEN if soft == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, soft // _SHARE_OF_FILES))
 

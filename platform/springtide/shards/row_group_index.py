@@ -6,8 +6,8 @@ processes of a node share it.
     group columns     int64: row_ends, sample_ids, num_bytes, tokens, end; 16 bytes: digests
 
 Numbers are little-endian. In each column, the splits follow each other, sorted by source name, then by split name. ``row_ends``
-count from 0 in each split. The name of a shard consists of its split and its number: ``train-00003.parquet``. The manifest
-records how many shards and row groups each split has, and the size and digest of this file.
+start again from 0 in each split. The name of a shard consists of its split and its number: ``train-00003.parquet``. The
+manifest records how many shards and row groups each split has, and the size and digest of this file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SplitCounts(Record):
 
 
 class _Names(Sequence[str]):
-    """File names of shards, made from the shards' numbers when they are accessed."""
+    """File names of shards. A name is made from the shard's number when the name is accessed."""
 
     def __init__(self, split: str, numbers: np.ndarray) -> None:
         self._split, self._numbers = split, numbers

@@ -1,5 +1,5 @@
 """Shard files: write rows of token ids as one Parquet file, and read rows back. Before its first row is used, a row group is
-checked: its digest must be the manifest's, and its largest id must be in the vocabulary.
+checked: its digest must equal the digest in the manifest, and its largest id must be in the vocabulary.
 
     local dataset     the shard is mapped                 only the requested rows are copied
     object storage    one ranged read per row group, several in parallel -> mapped

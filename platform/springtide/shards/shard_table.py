@@ -15,9 +15,9 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 _DIGEST_BYTES = 16
 _AT_ONCE = 2**15
-"""Row groups that are checked at a time: their numbers stay in the CPU's cache."""
+"""Number of row groups that are checked at a time, so that their offsets stay in the CPU's cache."""
 _MOST_BYTES = 2**62
-"""Largest offset in a file that is accepted: a sum of two offsets stays below 2**63."""
+"""Largest offset in a file that is accepted, so that the sum of two offsets stays below 2**63."""
 
 
 class Record(BaseModel):
@@ -195,8 +195,8 @@ class ShardTable(Sequence[Shard]):
         return found
 
     def check(self, rows: int, row_bytes: int) -> None:
-        """Raise ValueError if the numbers contradict each other. ``rows``: total number of rows; ``row_bytes``: size of a row's
-        tokens."""
+        """Raise ValueError if the numbers in the table contradict each other. ``rows``: total number of rows; ``row_bytes``:
+        size of a row's tokens."""
         one = self.columns
         firsts = np.concatenate([[0], one.group_ends[:-1]])
         if not (len(one.row_ends) == one.group_ends[-1] and (one.group_ends > firsts).all()):
@@ -215,7 +215,7 @@ class ShardTable(Sequence[Shard]):
         ends = self.columns.row_ends[begin:end]
         rows = np.diff(ends, prepend=self.columns.row_ends[begin - 1] if begin else 0)
         offsets = self.columns.offsets[:, begin:end]
-        # as uint64, negative numbers are large; within these limits no sum below overflows
+        # ``_largest`` reads numbers as uint64, so negative numbers are large and fail; within the limits no sum below overflows
         if _largest(rows) > _MOST_BYTES // max(row_bytes, 12) or max(map(_largest, offsets)) > _MOST_BYTES:
             return False
         sample_ids, num_bytes, tokens, last_byte = offsets
@@ -257,8 +257,8 @@ def _bytes(digests: Iterable[str]) -> np.ndarray:
 # A view of the rows of a row group in the file's bytes, without Parquet decoding.
 #
 # Tokens are stored in Parquet's BYTE_STREAM_SPLIT encoding: the lowest byte of every token, then the next byte of every token,
-# four such planes in all, because Parquet's smallest integer has 32 bits. The planes above the token type hold zeros; they
-# come last and are never read.
+# four such planes in all, because Parquet's smallest integer has 32 bits. Planes that the token type does not need contain
+# zeros; they come last and are never read.
 
 
 class Rows(NamedTuple):
@@ -276,8 +276,8 @@ class RowGroupView:
     """A view of the rows of one row group. ``data`` holds the file's bytes from ``group.sample_ids`` to ``group.end``."""
 
     def __init__(self, data: memoryview | np.ndarray, group: RowGroup, token_type: str, memory_type: str = "") -> None:
-        """``token_type``: type of the stored tokens; ``memory_type``: type of the tokens that ``take`` returns, empty for the
-        same."""
+        """``token_type``: type of the stored tokens; ``memory_type``: type of the tokens that ``take`` returns; if empty, the
+        type of the stored tokens."""
 
         def array(begin: int, end: int, kind: str) -> np.ndarray:
             return np.frombuffer(data[begin - group.sample_ids : end - group.sample_ids], dtype=kind)

@@ -1,6 +1,6 @@
 """Write files so that each is complete or absent: a reader never sees half a file.
 
-Layer rule: other packages write files that other processes read only through this package.
+Layer rule: a package that writes a file for other processes to read must write the file through this package.
 """
 
 from springtide.storage.cache import Cache

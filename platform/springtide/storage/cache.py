@@ -114,7 +114,7 @@ class Cache:
         """Map the piece and add it to ``found``. Returns False if it is not in the cache."""
         try:
             with open(self._path(name), "rb", opener=_open_own) as file:
-                os.utime(file.fileno())  # the modification time is the time of last use, by which pieces are evicted
+                os.utime(file.fileno())  # record the time of last use: the least recently used pieces are evicted
                 found[name] = np.memmap(file, dtype=np.uint8, mode="r")
         except (OSError, ValueError):  # an empty file cannot be mapped
             return False
@@ -178,19 +178,19 @@ class Cache:
             yield file
 
     def _make_room(self, part: int, size: int) -> None:
-        """Reserve ``size`` bytes: add them to the count and give the file ``part`` that size. If the count exceeds the limit,
-        evict the least recently used pieces."""
+        """Reserve ``size`` bytes: add them to the byte count in ``used``, and extend the file ``part`` to that size. If the
+        count exceeds the limit, evict the least recently used pieces."""
         with self._counted() as file:
             file.seek(0)
             text = file.read(_MOST_DIGITS + 1)
             is_number = text.isdecimal() and len(text) <= _MOST_DIGITS
-            # in a new folder, or after a crash, the file holds no number: count the pieces' bytes again
+            # in a new folder, or after a crash, the file holds no number: add up the sizes of the pieces again
             used = (int(text) if is_number else self._evict(float("inf"))) + size
             if used > self.limit_bytes:
                 used = self._evict(self.limit_bytes * _KEEP - size) + size
             file.truncate(0)
             file.write(str(used))
-            os.ftruncate(part, size)  # full size now, so that an eviction meanwhile counts this piece
+            os.ftruncate(part, size)  # extend now, so that an eviction by another process includes this piece
 
     def _evict(self, goal: float) -> int:
         """Remove pieces, least recently used first, until at most ``goal`` bytes are left. Returns the number of bytes left."""

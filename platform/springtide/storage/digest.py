@@ -1,7 +1,7 @@
 """Digests: BLAKE3 of bytes, SplitMix64 of numbers.
 
-BLAKE3 (O'Connor, Aumasson, Neves, Wilcox-O'Hearn, 2020) is a cryptographic hash. It reads 7 GB/s on a core; BLAKE2b and
-SHA-256 read 1 to 2 GB/s. So checksums of whole checkpoints take little of a training machine's time.
+BLAKE3 (O'Connor, Aumasson, Neves, Wilcox-O'Hearn, 2020) is a cryptographic hash. It hashes 7 GB/s on a core; BLAKE2b and
+SHA-256 hash 1 to 2 GB/s. So checksums of whole checkpoints take little of a training machine's time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Running:
 
 
 def of_file(file: IO[bytes]) -> str:
-    """Return the digest, as ``of_bytes`` does, of an open file from its current position to its end. Uses little memory."""
+    """Return the digest of an open file, from its current position to its end. Equal to ``of_bytes`` of these bytes, but uses
+    little memory."""
     state = Running()
     while chunk := file.read(CHUNK_BYTES):
         state.add(chunk)

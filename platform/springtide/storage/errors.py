@@ -28,7 +28,7 @@ FINAL = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return True if a store's operation that failed with ``error`` may succeed at a retry.
+    """Return True if a retry may help after an operation of a store failed with ``error``.
 
     >>> may_pass(OSError("503 Slow Down")), may_pass(PermissionError("403 Forbidden"))
     (True, False)
@@ -43,10 +43,10 @@ def of_store(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def as_os_errors(path: str) -> Iterator[None]:
-    """Convert an error of a store's client that the ``with`` block raises to an OSError that names ``path``.
+    """If the ``with`` block raises an error of a store's client, convert the error to an OSError that names ``path``.
 
-    The OSError is a FileNotFoundError, FileExistsError or PermissionError if the client's error means one of these. Errors
-    that are not from a store's client pass unchanged.
+    If the client's error means that a file is missing, a file exists or access is denied, the OSError is a FileNotFoundError,
+    FileExistsError or PermissionError. Errors that are not from a store's client pass unchanged.
     """
     try:
         yield
@@ -80,8 +80,8 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def explain_full_disk(error: OSError, path: str, wanted_bytes: int) -> OSError:
-    """Return an error like ``error`` (disk full, at a write of ``wanted_bytes`` to ``path``) whose message also has the disk,
-    the free bytes on it, and a remedy."""
+    """Return an OSError that explains ``error``: a write of ``wanted_bytes`` to ``path`` failed because the disk is full. The
+    message has the disk, its free bytes and a remedy."""
     disk = os.path.abspath(path)
     while not os.path.ismount(disk):
         disk = os.path.dirname(disk)

@@ -40,8 +40,8 @@ _WHOLE_BYTES = 256 * 2**20
 """Size limit of files that are read as a whole (manifest, index, journal, config). A hostile file may be larger than memory."""
 
 _MOST_VALUES = 2**24
-"""Largest number of values in a JSON file that is parsed. Parsed JSON takes more memory than its text: ``{},`` takes 26
-times."""
+"""Largest number of values in a JSON file that is parsed. Parsed JSON takes more memory than its text: up to 26 times as much,
+for ``{},``."""
 
 
 class Folder:
@@ -267,7 +267,7 @@ class Folder:
         except OSError as error:
             if not is_full(error):
                 raise
-            unlink(beside)  # remove it first: the message reports the free bytes
+            unlink(beside)  # remove the file first, because the message reports the free bytes
             raise explain_full_disk(error, target, size_bytes) from error
         finally:
             unlink(beside)
@@ -377,7 +377,7 @@ class Folder:
 
 
 def _check_protocol(url: str, known: Sequence[str]) -> None:
-    protocol = fsspec.core.split_protocol(url)[0] or "file"  # fsspec's parser also finds ``data:``, without slashes
+    protocol = fsspec.core.split_protocol(url)[0] or "file"  # also recognizes ``data:``, a protocol without slashes
     if "::" in url:
         raise ConfigError(explain("URL", url, "is a chain of URLs (::), which is not opened", "give one plain URL"))
     if protocol.lower() not in known:

@@ -34,7 +34,8 @@ def locked_memory() -> float:
 
 
 def lacks_locked_memory(sys: str = "/sys") -> str:
-    """Return the problem and remedy if a host with RDMA devices allows too little locked memory; empty if there is none.
+    """If this host has RDMA devices but allows too little locked memory, return the problem and a remedy; otherwise an empty
+    text.
 
     Args:
         sys: mount point of sysfs, where the kernel lists devices.
@@ -49,7 +50,7 @@ def lacks_locked_memory(sys: str = "/sys") -> str:
 
 
 def lacks_shared_memory(path: str = "/dev/shm") -> str:
-    """Return the problem and remedy if less shared memory is free than NCCL needs; empty if enough is free.
+    """If less shared memory is free than NCCL needs, return the problem and a remedy; otherwise an empty text.
 
     Args:
         path: mount point of the memory file system.

@@ -71,7 +71,7 @@ def read(fs: Any, path: str, most_bytes: int) -> bytes | None:
 
 
 def read_range(fs: Any, path: str, begin: int, end: int) -> memoryview:
-    """Return bytes [begin, end) of ``bucket/key``. Raises as ``read`` does."""
+    """Return bytes [begin, end) of ``bucket/key``. Raises the errors of ``read``."""
     if begin >= end:
         return memoryview(b"")  # obstore refuses an empty range
     bucket, key = path.split("/", 1)
@@ -81,7 +81,7 @@ def read_range(fs: Any, path: str, begin: int, end: int) -> memoryview:
 
 def stream(fs: Any, path: str, begin: int, end: int) -> Iterator[memoryview]:
     """Yield bytes [begin, end) of ``bucket/key`` as they arrive, about 256 KiB at a time. After a dropped connection the stream
-    resumes at the first missing byte. Raises as ``read`` does."""
+    resumes at the first missing byte. Raises the errors of ``read``."""
     bucket, key = path.split("/", 1)
     with _as_os_errors(path):
         found = obstore.get(_bucket(fs, bucket), key, options={"range": (begin, end)})
@@ -89,7 +89,8 @@ def stream(fs: Any, path: str, begin: int, end: int) -> Iterator[memoryview]:
 
 
 def open_file(fs: Any, path: str) -> IO[bytes]:
-    """Open ``bucket/key`` for reading with seeks. Smaller reads are served from a buffer of 1 MiB. Raises as ``read`` does."""
+    """Open ``bucket/key`` for reading with seeks. Smaller reads are served from a buffer of 1 MiB. Raises the errors of
+    ``read``."""
     return io.BufferedReader(_File(fs, path), _READ_BYTES)
 
 

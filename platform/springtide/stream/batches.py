@@ -66,7 +66,7 @@ def batches(
         limit = f"of size = {size} ranks; a rank needs one of {lanes} lanes"
         raise ConfigError(explain("rank", rank, limit, "0 <= rank < size <= lanes, and lanes divides global_batch"))
     if step < 0:
-        raise ConfigError(explain("step", step, "is before the first step, 0", "give the number of steps done before"))
+        raise ConfigError(explain("step", step, "is before the first step, 0", "give the number of steps done"))
     length = load_manifest(Folder(dataset)).sequence_length
     stream = StreamConfig(global_batch=global_batch, lanes=lanes, seed=seed)
     data = open_data(DataConfig(stream, ShardsConfig(dataset=dataset, sequence_length=length), FeedConfig()))

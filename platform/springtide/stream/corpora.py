@@ -117,7 +117,7 @@ def _check_trained(config: DataConfig, name: str, url: str, manifest: Manifest) 
     field = f"stream.mixture.{name}" if config.stream.mixture else "shards.dataset"
     if manifest.is_eval_only:
         limit = "holds held-out text only (shards.heldout_fraction = 1)"
-        raise ConfigError(explain(field, url, limit, f"evaluate on it: stream.eval_datasets.{name}"))
+        raise ConfigError(explain(field, url, limit, f"move it to stream.eval_datasets.{name}"))
     if not all(splits[TRAIN].rows for splits in manifest.sources.values()):
         raise CorpusError(explain(field, url, "has no row to train on", "use shorter sequences or more text"))
 
@@ -169,7 +169,7 @@ def _check(config: DataConfig, field: str, url: str, manifest: Manifest, first: 
 # Rules for whether a run may train on text that another of its datasets holds out.
 #
 # Two datasets are decontaminated against each other if one of them was prepared with the URL of the other in
-# ``corpus.apart_from``. Then neither dataset trains on text that the other holds out. Without it, near copies of held-out text
+# ``corpus.apart_from``. Then neither dataset trains on text that the other holds out. Otherwise, near copies of held-out text
 # leak into training. Exact copies leak too if the two datasets hold out different fractions, because the hash of a document's
 # text decides whether it is held out.
 

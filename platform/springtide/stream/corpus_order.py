@@ -49,8 +49,8 @@ class CorpusOrders:
         return column * self._spread[corpora] % columns / columns
 
     def draw(self, corpora: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """Return the row number within its corpus that each draw takes, int64 (n,). ``draws``: number of each draw, counted
-        from 0 for each corpus."""
+        """For each draw, return the number of the drawn row within its corpus, int64 (n,). ``draws``: number of each draw,
+        counted from 0 for each corpus."""
         rows, columns, window = self.rows[corpora], self.columns[corpora], self._window
         epoch, place = np.divmod(draws, rows)
         inside, column = np.divmod(place, columns)

@@ -190,8 +190,8 @@ class Data:
         return _open_once, (*(section.model_dump_json() for section in sections), self.config.total, self.config.labels)
 
     def shares(self, done: StepsDone) -> dict[str, float]:
-        """Return the mixture's shares at the last trained step, when ``done`` steps are done: name of a corpus -> share, with
-        sum 1. Before the first step (``done`` 0) these are the shares of the first step."""
+        """Return the shares of the corpora in the last of the ``done`` steps trained so far: name of a corpus -> share, with
+        sum 1. If ``done`` is 0, return the shares of the first step."""
         step = self.order.step_before(done) if done else OrderStep(0)
         weights = next(weights for start, weights in reversed(self.order.schedule) if start <= step)
         return {name: weight / sum(weights) for name, weight in zip(self.names, weights, strict=True) if weight}
@@ -287,7 +287,7 @@ def _schedule(config: DataConfig, corpora: Sequence[Corpus]) -> WeightTable:
         start = max(entry.from_step, config.steps_to(int(entry.from_tokens)))
         shares = _shares(entry.shares, corpora)
         if sum(shares) <= 0:
-            raise ConfigError(explain("stream.weights", entry.shares, "are all zero", "give one corpus a weight"))
+            raise ConfigError(explain("stream.weights", entry.shares, "are all zero", "set a weight above 0"))
         if start in pieces:
             raise ConfigError(explain("stream.weights", start, "two tables begin at this step", "remove one"))
         pieces[start] = shares
@@ -334,7 +334,7 @@ def _shares(shares: Mapping[str, float], corpora: Sequence[Corpus]) -> tuple[flo
             raise ConfigError(explain("stream.weights", name, "is not a corpus of this run", nearest(name, known)))
         if twice := sources.keys() & shares.keys():
             limit = f"is a source of {name}, which has a weight, too"
-            raise ConfigError(explain("stream.weights", min(twice), limit, "weigh the dataset, or each of its sources"))
+            raise ConfigError(explain("stream.weights", min(twice), limit, "remove one of these weights"))
         rows = sum(sources.values())
         found |= {source: weight * count / rows for source, count in sources.items()}
     return tuple(found.values())
@@ -425,7 +425,7 @@ def _filled(table: _Table, limits: Mapping[int, float]) -> tuple[float, ...]:
     drawn = table.drawn
     if all(drawn[corpus] <= limit for corpus, limit in limits.items()):
         return table.weights
-    # water filling: visit the corpora in the order in which they reach their limits; rows that a full corpus cannot give are
+    # water filling: visit the corpora in the order in which they reach their limits; rows that a full corpus cannot supply are
     # drawn from the remaining corpora
     order = sorted(limits, key=lambda corpus: (limits[corpus] / table.weights[corpus], corpus))
     unlimited = math.fsum(weight for corpus, weight in enumerate(table.weights) if corpus not in limits)

@@ -1,7 +1,7 @@
 """The corpus that each slot (place for a row) of a step draws from, and the number of draws from each corpus before a step.
 
-The cumulative weights cut the unit interval into one interval per corpus. Slot j of step s is the point (f j / G + s a) mod 1,
-and draws from the corpus whose interval contains the point. G is the number of slots of a step. The G points of a step are
+The cumulative weights cut the unit interval into one interval per corpus. Slot j of step s has the point (f j / G + s a) mod 1
+and draws from the corpus whose interval contains this point. G is the number of slots of a step. The G points of a step are
 evenly spaced, so in every step each corpus gets its share to within one row. a is the golden ratio, so over many steps each
 slot also draws from each corpus by its share. f has no divisor in common with G and spreads the slots of a corpus over the
 lanes (equal parts of a batch). All of this is integer arithmetic modulo M = G * 2**40. So the draws in any range of steps are

@@ -1,11 +1,11 @@
 """The order of samples: a function from (seed, step) to the rows of the step, which are equal at any world size.
 
 Symbols: T rows of a corpus, G rows in a step, C lanes, k = G / C rows of a lane in a step, W workers, w rows of a window,
-S = T / w columns of a corpus, at least 1 and at most C. Steps are numbered from 0 in the order, and skipped steps have a
-number too (``springtide.config.steps``).
+S = T / w columns of a corpus, at least 1 and at most C. Steps are numbered from 0 in the order. Skipped steps have a number
+too (``springtide.config.steps``).
 
     mixture  decides which corpus each slot of a step draws from
-    draw     number n of a corpus is place n mod T of its epoch floor(n / T): no row is repeated before all rows were drawn once
+    draw     n of a corpus takes place n mod T of its epoch floor(n / T): no row is repeated before all rows were drawn once
     epoch    permutes the row groups and concatenates them: a virtual sequence of T rows, cut into S columns
     column   owns every S-th place of the epoch, and T / S consecutive rows of the virtual sequence
     window   shuffles w rows of a column among each other; w limits how far ahead rows must be read
@@ -41,8 +41,9 @@ from springtide.stream.corpus_order import CorpusOrders
 from springtide.stream.mixture import MixtureSchedule, WeightTable
 
 _ARITHMETIC = 2
-"""Version of the order's arithmetic, part of the order's identity. Increase it with any change that gives a step other rows:
-then a resume refuses to continue a run in another order than it began with."""
+"""Version of the order's arithmetic, part of the order's identity. Increase it with every code change that assigns other rows
+to a step. Then a run that began under the older arithmetic refuses to resume, instead of training on rows in a different
+order."""
 
 
 @dataclasses.dataclass(frozen=True)

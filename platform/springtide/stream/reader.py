@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 _NO_COLUMNS: Columns = {}
 _END_S = 10.0
-"""Longest time to wait, when the process ends, for the read that a prefetch thread is doing [s]."""
+"""When the process ends, wait at most this long for a prefetch thread to finish its current read [s]."""
 
 
 class Batch(NamedTuple):
@@ -104,7 +104,7 @@ class RankReader:
         return [Read(StepsDone(start), StepsDone(min(start + steps, last))) for start in starts]
 
     def fetch(self, read: Read) -> Fetched:
-        """Read the rows of this rank in the steps of ``read``, and return them."""
+        """Fetch and return this rank's rows for the steps of ``read``."""
         order, steps = self.data.order, read.steps
         wanted = [order.rank_batch(order.step_after(step), self.rank, self.world_size) for step in steps]
         all_wanted = np.concatenate(wanted)
@@ -128,7 +128,8 @@ class RankReader:
 
 
 def check(order: Order, rank: int, world_size: int, step: StepsDone, batch: Batch) -> None:
-    """Raise OrderError unless ``batch`` has exactly the rows that the order gives this rank when ``step`` steps are done."""
+    """Raise OrderError unless ``batch`` has exactly the rows that the order assigns to this rank when ``step`` steps are
+    done."""
     wanted = order.rank_batch(order.step_after(step), rank, world_size)
     if batch.step != step:
         raise OrderError(f"rank {rank} of {world_size} received step {batch.step}, expected step {step}")
@@ -137,7 +138,7 @@ def check(order: Order, rank: int, world_size: int, step: StepsDone, batch: Batc
         first = int(differ[0])
         raise OrderError(
             f"rank {rank} of {world_size}, step {step}: sample {first} of {len(wanted)} should be {wanted[first : first + 1]} "
-            f"and is {batch.sample_ids[first : first + 1]}; the feed and the order disagree"
+            f"and is {batch.sample_ids[first : first + 1]}; the data pipeline returned wrong rows"
         )
 
 

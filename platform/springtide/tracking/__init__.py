@@ -1,1 +1,1 @@
-"""Reports of a run, made from its events. Layer rule: it never delays training; ``events.metrics`` lists the metrics."""
+"""Reports of a run, made from its events. Layer rule: no report delays training; ``events.metrics`` lists the metrics."""

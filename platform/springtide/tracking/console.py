@@ -42,7 +42,7 @@ class Console:
         self._step_time_s = 0.0
         self._printed_at, self._printed_step = clock(), 0
         self._bar = NotebookBar(total_steps) if console is None and in_notebook() else None
-        cut = functools.partial(Column, no_wrap=True, overflow="crop")  # "ellipsis": not in every text encoding
+        cut = functools.partial(Column, no_wrap=True, overflow="crop")  # not every encoding has an ellipsis
         self._progress = Progress(
             TextColumn("[bold]step {task.completed}/{task.total}", table_column=cut()),
             BarColumn(bar_width=30),
@@ -65,7 +65,7 @@ class Console:
         """Print one event."""
         if not self._enabled:
             return
-        if isinstance(event, Started):  # a new worker group may start from an earlier step, at another speed
+        if isinstance(event, Started):  # step and speed may have changed: measure again
             self._step_time_s, self._printed_step = 0.0, event.step
         if isinstance(event, StepDone):
             self._step(event)
@@ -94,7 +94,7 @@ class Console:
             f"{event.world_size} workers  MFU {utilisation(event.mfu)}"
         )
         self._progress.update(self._task, completed=event.step, figures=figures)
-        if not event.updated and not math.isfinite(event.grad_norm):  # skipped spikes: see the event ``Spiked``
+        if not event.updated and not math.isfinite(event.grad_norm):  # a skipped spike has its own event
             scale = f", loss scale {event.loss_scale:g}" if event.loss_scale != 1.0 else ""
             self.say(f"step {event.step} is skipped: loss {event.loss:g}, gradient norm {event.grad_norm:g}{scale}")
         if self._console.is_terminal:
@@ -122,7 +122,7 @@ def _clock_time(seconds: float) -> str:
 
 def in_notebook() -> bool:
     """Return True if this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")  # not imported, which is slow: a notebook's kernel has imported it already
+    ipython = sys.modules.get("IPython")  # do not import it (slow): a notebook has it loaded
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"
 

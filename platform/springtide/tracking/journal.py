@@ -163,7 +163,7 @@ class Journal:
         self._spool.relieve(self._waiting)
 
     def _write_here(self) -> None:
-        """Write the open segment (newest journal file) in this thread. If that fails, the journal's own thread retries."""
+        """Write the open segment (newest journal file) in the calling thread. If that fails, the journal's thread retries."""
         try:
             self._segments.store(self._open, self._segments.wanted(self._open))
         except OSError as error:
@@ -192,7 +192,7 @@ class Journal:
                 with self._changed:
                     wanted = self._segments.wanted(segment)
                 self._segments.store(segment, wanted)
-            except Exception as error:  # a store may raise any error of its client
+            except Exception as error:  # storage clients may raise any error: retry
                 with self._changed:
                     self._fail(error)
                     self._puts_at_s = time.monotonic() + self._pause_s()
@@ -209,7 +209,7 @@ class Journal:
                 if left_s > 0:
                     self._changed.wait(left_s if self._puts_at_s < _NEVER else None)
                     continue
-                self._puts_at_s = _NEVER  # no write is planned until an event arrives, even during this write
+                self._puts_at_s = _NEVER  # an event that arrives from now on, even during this write, sets a new time
                 for segment in self._waiting:
                     if not segment.is_stored:
                         return segment

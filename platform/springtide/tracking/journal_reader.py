@@ -67,14 +67,14 @@ class JournalReader:
         """Read the new part of the journal. Return True if anything was added. Raises OSError if the store cannot be reached.
         An error loses nothing: after the next successful read, ``new`` has all additions since the last successful read."""
         there = listed(self._folder)
-        last = dict(there)  # driver (term) -> number of its last segment, because ``there`` is sorted
+        last = dict(there)  # ``there`` is sorted, so this keeps the last segment of each driver (term)
         growing = set(sorted(last)[-_GROWING_TERMS:])
         wanted = [one for one in there if one not in self._closed]
         with ThreadPoolExecutor(_THREADS) as threads:
             list(threads.map(self._take, wanted))
         self._closed |= {(term, number) for term, number in wanted if number != last[term] or term not in growing}
         self._fresh = []
-        for one, part in sorted(self._parts.items()):  # all segments: a failed read may have added to other ones
+        for one, part in sorted(self._parts.items()):  # also segments that only a failed earlier read added to
             before = self._told.get(one, _Told(0, 0, 0))
             self._told[one] = now = _Told(part.size_bytes, len(part.steps), len(part.placed))
             if now != before:

@@ -1,6 +1,7 @@
 """The ledger: how the time, money and energy of a run were spent, computed from the events in its journal.
 
-Each second that a worker belongs to the run (a worker-second) counts under one kind of time. So the kinds sum to all time held:
+Each second that a worker belongs to the run (a worker-second) counts under one category. So the categories sum to the run's
+total worker time:
 
 productive        new steps                        recomputed        steps that were trained before
 data_stall        waiting for batches              checkpoint_stall  waiting for saves
@@ -9,8 +10,9 @@ resize            from one group to the next       waiting           for nodes, 
 other             a profile, a sample, a comparison of ranks
 
 The time between two worker groups is multiplied by the number of workers of the next group. The time until a failure is
-detected counts for the workers of the failed group, because a hung group still occupies them. The energy of a step has the kind
-of the step. Energy used between two steps is split among the kinds of time between them, in proportion to their seconds.
+detected counts for the workers of the failed group, because a hung group still occupies them. The energy of a step has the
+category of the step. Energy used between two steps is split among the categories of the time between them, in proportion to
+their seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ KINDS = (
     "other",
 )
 _NOT_HELD = "paused"
-"""State in which a paused run waits. This time is not counted and costs nothing, because the run holds no workers."""
+"""Phase of a run that a user has paused. This time is not counted and costs nothing, because the run has no workers."""
 SPOT = ("spot", "preemptible")
 """Values of Ray's market label for nodes that may be preempted; their workers cost the spot price."""
 _KWH_J = 3.6e6
@@ -74,46 +76,46 @@ class Restart:
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """The ledger of a run: its time, costs and energy by kind of time, such as ``productive``."""
+    """The ledger of a run: its time, costs and energy by category, such as ``productive`` or ``evaluation``."""
 
     held: float
-    """All time for which the run held workers [worker-seconds]. Time between two groups counts for the next group's workers."""
+    """Total time of all workers of the run [worker-seconds]. Time between two groups counts for the next group's workers."""
     spent: dict[str, float]
-    """Kind of time -> time spent [worker-seconds]; the values sum to ``held``."""
+    """Category of time, such as ``evaluation`` -> time spent [worker-seconds]; the values sum to ``held``."""
     restarts: list[Restart]
     stragglers: list[Straggling] = dataclasses.field(default_factory=list)
     """Events that report a straggler, a rank whose slow device delayed all ranks."""
     dollars: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Kind of time -> price of the workers in that time [dollars]."""
+    """Category of time, such as ``evaluation`` -> cost of the workers in that time [dollars]."""
     market_dollars: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Market -> price of the workers there [dollars]. ``spot``: nodes that may be preempted; ``other``: all other nodes."""
+    """Market -> cost of its workers [dollars]. ``spot``: on nodes that may be preempted; ``other``: on all other nodes."""
     tokens: int = 0
     """Tokens that the run has trained on [tokens]."""
     energy_kwh: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Kind of time -> energy that the workers measured in that time [kWh]."""
+    """Category of time, such as ``evaluation`` -> energy that the workers measured in that time [kWh]."""
     energy_counted: float = 0.0
-    """Time in which energy was measured [worker-seconds]. Without start-up, and the time after a worker group's last step."""
+    """Time in which energy was measured [worker-seconds]. Excludes start-up, and the time after a worker group's last step."""
     energy_sources: list[str] = dataclasses.field(default_factory=list)
     """Each way in which worker groups measured energy (``Started.energy_source``), as text."""
 
     @property
     def goodput(self) -> float:
-        """Time of new steps / all time for which workers were occupied, from 0 to 1."""
+        """Share of the run's total worker time that was spent on new steps, from 0 to 1."""
         return self.spent["productive"] / self.held if self.held else 0.0
 
     @property
     def total_dollars(self) -> float:
-        """Price of all time for which the run held workers [dollars]."""
+        """Cost of the run's total worker time [dollars]."""
         return sum(self.dollars.values())
 
     @property
     def total_kwh(self) -> float:
-        """Energy measured in all kinds of time together [kWh]."""
+        """Energy measured in the whole run [kWh]."""
         return sum(self.energy_kwh.values())
 
     @property
     def dollars_per_million_tokens(self) -> float:
-        """Price of the run per million tokens trained on [dollars]."""
+        """Cost of the run per million tokens trained on [dollars]."""
         return 1e6 * self.total_dollars / self.tokens if self.tokens else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -127,8 +129,8 @@ class Ledger:
 
 
 def costs(steps: Iterable[StepDone]) -> dict[str, float]:
-    """Return two figures of ``steps``: ``step_worker_s``, the median of time x workers of a step [worker-seconds], and
-    ``memory_bytes``, the highest peak memory of a device [bytes]. Both are NaN without steps."""
+    """Return two figures of ``steps``. ``step_worker_s``: the median over steps of duration times number of workers
+    [worker-seconds]. ``memory_bytes``: the highest peak memory of a device [bytes]. Both are NaN without steps."""
     known = list(steps)
     if not known:
         return {"step_worker_s": math.nan, "memory_bytes": math.nan}
@@ -148,8 +150,8 @@ class Prices(NamedTuple):
         return cls(track.price, track.spot_price)
 
     def of(self, event: Started) -> Prices:
-        """Return the price of all workers of a group [dollars/s], separately for spot nodes and all other nodes. ``event``: the
-        start of the group."""
+        """Return the cost per second of a group's workers [dollars/s], separately for spot nodes and all other nodes.
+        ``event``: the start of the group."""
         spot = sum(market in SPOT for market in event.markets)
         workers = len(event.markets) or event.world_size
         return Prices((workers - spot) * self.other / 3600, spot * self.spot / 3600)
@@ -159,7 +161,7 @@ _FREE = Prices()
 
 
 class _EnergyBuilder:
-    """Sums up the measured energy [J] under each kind of time, such as ``productive``."""
+    """Sums up the measured energy [J] of each category of time, such as ``productive``."""
 
     def __init__(self) -> None:
         self.joules = dict.fromkeys(KINDS, 0.0)
@@ -167,7 +169,7 @@ class _EnergyBuilder:
         """Time in which energy was measured [worker-seconds]."""
         self.sources: list[str] = []
         self._between: dict[str, float] = {}
-        """Kind of time -> seconds of this kind since the last step."""
+        """Category of time, such as ``evaluation`` -> seconds of it since the last step."""
         self._since_s = 0.0
 
     def start(self, event: Started) -> None:
@@ -177,14 +179,14 @@ class _EnergyBuilder:
             self.sources.append(event.energy_source)
 
     def pass_time(self, kind: str, seconds: float) -> None:
-        """Add ``seconds`` of the given kind to the time since the last step."""
+        """Add ``seconds`` of the category ``kind`` (such as ``evaluation``) to the time since the last step."""
         self._between[kind] = self._between.get(kind, 0.0) + seconds
 
     def step(self, event: StepDone, kind: str) -> None:
         """Add the energy that a step reports. The energy of the step itself counts under ``kind``. Energy used since the
-        previous step is split among the kinds of time in between, in proportion to their seconds."""
+        previous step is split among the categories of the time in between, in proportion to their seconds."""
         between, self._between = self._between, {}
-        between.pop(kind, None)  # this is the time of the step itself, not time between two steps
+        between.pop(kind, None)  # the step's own time gets no share of the energy between steps
         passed_s, self._since_s = max(0.0, event.time_s - self._since_s), event.time_s
         if not (math.isfinite(event.energy_j) and event.energy_j > 0):  # not measured, or the journal is damaged
             return
@@ -220,11 +222,11 @@ class LedgerBuilder:
         self._last: StepDone | None = None
         self._started: tuple[Started, int] | None = None
         self._not_held_s = 0.0
-        """Time since the last step in which a user's pause held no workers [s]."""
+        """How long the run was paused by a user, without workers, since its last step [s]."""
 
     def _begin_term(self, now: float) -> None:
         """Start to count the time of a new driver at ``now``. Time since the previous driver's last event is not counted."""
-        self._pending = {}  # drop time that waits for a next worker group: the previous driver started none
+        self._pending = {}  # drop the previous driver's wait for a worker group that never started
         self._now, self._phase, self._workers = now, "start_up", 0
         self._cause = "the driver was started again" if self._last else ""
 
@@ -306,10 +308,10 @@ class LedgerBuilder:
         self._workers, self._phase, self._cause = 0, "resize", cause
 
     def _stand(self, event: Started) -> None:
-        if self._workers:  # no event reported the end of the last group: it was lost, or comes later
+        if self._workers:  # the event of the last group's end is lost or late: end it here
             self._leave(self._cause or "unknown")
         self._workers, self._dollars_per_s = event.world_size, self._prices.of(event)
-        self._phase = "resize" if self._last else "start_up"  # if the run was paused or waited for nodes, that is over
+        self._phase = "resize" if self._last else "start_up"  # ends a pause or a wait for nodes
         self._started = (event, self._last.world_size if self._last else 0)
         self._close()
         self.energy.start(event)
@@ -362,14 +364,14 @@ class LedgerBuilder:
 
 
 def ledger(events: Iterable[Event], prices: Prices = _FREE) -> Ledger:
-    """Return the ledger of a run: its time, costs and energy by kind of time.
+    """Return the ledger of a run: its time, costs and energy by category, such as training or saving.
 
     Args:
         events: all events of the run, in any order.
         prices: prices of a worker; without them every cost is 0.
 
     Returns:
-        The time and the cost of each kind of time, and every restart.
+        Time, cost and energy of each category, and every restart.
 
     Examples:
         >>> from springtide.tracking.ledger import Prices, ledger

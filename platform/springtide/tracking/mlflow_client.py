@@ -1,6 +1,6 @@
 """Requests to MLflow: valid names, size limits, and data that is sent once (the best trial of a sweep, scores of a checkpoint,
-an exported model). The note is a file in a run's folder with the id of its MLflow run. ``mlflow_sink`` sends the events of a
-run."""
+an exported model). The note is the file ``mlflow.json`` in a run's folder, with the id of its MLflow run. The events of
+a run are sent by ``mlflow_sink``."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class _RunNote(BaseModel):
     run_id: Annotated[str, Field(min_length=1, max_length=200)]
     experiment_id: str
     folder: str = ""
-    """Digest (``mark_of``) of the URL of the folder for which this note was written. It differs from the digest of the note's
-    present folder if the folder was moved or copied."""
+    """Digest (``mark_of``) of the URL of the folder for which this note was written. After the folder was moved or copied, it
+    differs from the digest of the folder's present URL."""
 
 
 RUN_NOTE = TypeAdapter(_RunNote)

@@ -206,7 +206,7 @@ class MlflowSink:
     def _connect(self) -> None:
         if self._client is not None:
             return
-        client = client_of(self._uri)  # imports MLflow for seconds, in this thread, so training does not wait
+        client = client_of(self._uri)  # importing MLflow takes seconds: in this thread, so that training does not wait
         self._run_id = self._noted(client) or self._create(client)
         found = client.get_run(self._run_id).data
         self._marks = {mark: int(found.tags.get(mark, start)) for mark, start in self._marks.items()}
@@ -227,16 +227,16 @@ class MlflowSink:
 
     def _noted(self, client: Any) -> str:
         """Return the id of the MLflow run from the note in the run's folder. Empty if there is no note, or if this folder is a
-        copy of another one that still exists: its MLflow run belongs to the original folder."""
+        copy and the original folder still exists: the MLflow run in the note then belongs to the original."""
         if not self._folder.exists(RUN_FILE):
             return ""
         note = self._folder.read_as(RUN_FILE, RUN_NOTE)
         if note.folder not in ("", mark_of(self._folder)):
             first = client.get_run(note.run_id).data.tags.get(_RUN, "")
             # ``first`` is the original folder's URL, from a tag. Anybody who can write to the MLflow server can change the tag,
-            # and so make us contact a host of their choice. So compare it with the digest in the note before it is read
+            # and could make us read from a host of their choice. So compare the URL with the digest in the note first
             is_known = digest_of_url(first) == note.folder or is_named(first, self._folder.url)
-            with contextlib.suppress(SpringtideError, OSError):  # original moved or out of reach: use its note
+            with contextlib.suppress(SpringtideError, OSError):  # if it moved or is unreachable, keep its MLflow run
                 if is_known and read_run_note(Folder(first)) == note.run_id:
                     _log.warning("%s is a copy of %s: the copy gets its own MLflow run", self._folder.url, first)
                     return ""
@@ -259,8 +259,9 @@ class MlflowSink:
         return str(run_id)
 
     def _now(self, params: dict[str, str]) -> dict[str, str]:
-        """Return the tags that the MLflow run should have: its links, and each setting that has changed since it was sent as a
-        param, because params cannot be changed. ``params``: name -> value of the params that MLflow has."""
+        """Return the tags that the MLflow run should have: links to data, code and checkpoints, and each setting that has
+        changed since it was sent as a param, because MLflow's params cannot be changed. ``params``: name -> value of the
+        params that MLflow has."""
         settings = {key: (f"springtide.now.{key}", value) for key, value in _params(self._settings).items()}
         unmarked = {key: str(value)[:_PARAM_LENGTH] for key, value in self._settings.items()}  # what old versions sent
         changed = [

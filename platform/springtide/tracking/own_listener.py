@@ -64,7 +64,7 @@ class OwnListener:
     def __call__(self, event: Event) -> None:
         """Queue one event; returns at once."""
         with self._changed:
-            if not self._thread.is_alive():  # ``make`` failed, and that was logged
+            if not self._thread.is_alive():  # ``make`` failed, which was logged: drop the event
                 return
             is_full = len(self._waiting) == self._waiting.maxlen
             self._num_dropped += is_full

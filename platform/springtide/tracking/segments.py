@@ -3,10 +3,10 @@
     <run>/journal/0002-0000.jsonl     the first segment of lease 2
 
 A lease is a driver's exclusive right to write the run; its number is the term. Each driver creates its own segments with an
-exclusive create, so no driver overwrites a segment of another driver. Writing does not check the lease. A driver that has lost
-its lease continues to write segments of its old term. Readers read these before the segments of the newer term. The newer
-driver's start then discards every later step. So readers show the run of the newest lease, and keep the discarded steps as
-repeated executions (tries). Segments that the store does not accept stay in memory, and above a limit in temporary local files.
+exclusive create, so no driver overwrites a segment of another driver. Writing does not check the lease: a driver that has lost
+its lease continues to write segments of its old term. This is harmless. Readers sort segments by term. The newer driver's
+``Started`` event makes them discard all steps after the step from which it resumed. Discarded steps are kept only as repeated
+executions (tries). Segments that the store does not accept stay in memory, and above a limit in temporary local files.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Segments:
         try:
             descriptor = os.open(self._folder.where(segment.name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except FileNotFoundError:
-            if self._folder.exists():  # only the file was removed: the next try creates it again, with all lines
+            if self._folder.exists():  # if only the file is gone, the next try creates it again, with all lines
                 segment.is_created, segment.stored_bytes = False, 0
                 self._number -= 1
             raise
@@ -150,8 +150,8 @@ class Segments:
         return self._open[1]
 
     def _create(self, segment: Segment, data: bytes) -> bool:
-        """Give the segment a name and create its file with ``data``. Returns False if another driver has a file of that name:
-        call again, then the next name is tried."""
+        """Give the segment a name and create its file with ``data``. Returns False if another driver has a file of that name.
+        The next call then tries the next name."""
         segment.name = name_of(self.term, self._number)
         try:
             self._folder.create(segment.name, data)

@@ -137,12 +137,12 @@ class Timeline:
         return (min(times), max(times)) if times else (0.0, 0.0)
 
     def condensed(self, whole: int = 0, newest: int = 0) -> list[Event]:
-        """Return a much shorter list of events that gives the same ledger (time by kind). Consecutive steps without another
+        """Return a much shorter list of events that gives the same ledger (time by category). Consecutive steps without another
         event between them are merged into one ``StepDone``, which has the sums of their times, tokens, joules and ``extra``
-        figures. A step whose weight update was skipped stays alone.
+        figures. A step whose weight update was skipped is not merged.
 
         Args:
-            whole: number of newest steps that stay alone.
+            whole: number of newest steps that are not merged.
             newest: highest step trained before the first event of this timeline; steps up to it count as trained again.
         """
         term, time_s = self.tries["term"], self.tries["time_s"]
@@ -150,7 +150,8 @@ class Timeline:
         rows = self.tries if order is None else self.tries.take(order)
         ends = _cuts(rows, self.events, whole, newest)
         written = ends - 1 if order is None else order[ends - 1]
-        # events of equal time keep the order of writing: the sort key is the row, + 0.5 for a step, after its earlier events
+        # events of equal time keep the order of writing: a step in row r gets the key r + 0.5, any other event the number of
+        # steps that were written before it
         found: list[tuple[float, Event]] = [(float(at), event) for at, event in self.placed]
         found += [(at + 0.5, event) for at, event in zip(written.tolist(), _merged(rows, ends), strict=True)]
         return [event for _, event in sorted(found, key=lambda one: (one[1].term, one[1].time_s, one[0]))]
@@ -169,8 +170,8 @@ def timeline_of(events: Iterable[Event]) -> Timeline:
 
 
 def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -> np.ndarray:
-    """Split consecutive steps into parts. Merging the steps of a part into one event does not change the ledger (time by kind).
-    Returns the index after the last row of each part. ``rows``: steps, sorted by driver (term) and time."""
+    """Split consecutive steps into parts, so that merging each part into one event does not change the ledger (time by
+    category). Returns the index after the last row of each part. ``rows``: steps, sorted by driver (term) and time."""
     if not len(rows):
         return np.empty(0, np.int64)
     term, time_s, step = rows["term"], rows["time_s"], rows["step"]
@@ -179,7 +180,7 @@ def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -
     for one in np.unique(keys[:, 0]) if len(keys) else ():
         begin, end = np.searchsorted(term, (one, one + 1))
         times = keys[keys[:, 0] == one, 1]
-        for side in ("left", "right"):  # cut before and after steps of the event's time: the order is unknown
+        for side in ("left", "right"):  # steps at the event's exact time may be before or after it: cut on both sides
             at.append(begin + np.searchsorted(time_s[begin:end], times, side))
     is_new = step > np.maximum.accumulate(np.concatenate([[newest], step[:-1]]))
     at.append(np.flatnonzero(np.diff(is_new)) + 1)
@@ -187,7 +188,7 @@ def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -
     skipped = np.flatnonzero(rows["updated"] == 0)
     at += [skipped, skipped + 1]
     begins = np.unique(np.concatenate([[0], *at]))
-    # keep the first step after any other event alone: if it follows a restart, the ledger measures the gap from its times
+    # do not merge the first step after another event: after a restart, the ledger computes the gap from this step's times
     return np.unique(np.concatenate([begins, begins + 1, [len(rows)]]).clip(1, len(rows)))
 
 
@@ -297,14 +298,17 @@ def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
                 return None
             found[field.name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if any(np.isinf(column).any() for column in (*columns.values(), *found.values())):
-        return None  # infinite: ``event`` must check the text. It accepts 1e999, but no whole number of 400 digits
+        return None  # let ``event`` decide: it accepts 1e999, but no whole number of 400 digits
     return StepColumns({name: columns[name] for name in COLUMNS}, dict(list(found.items())[:MOST_EXTRAS]))
 
 
 def _value_of_nulls(name: str, column: pa.Array, lines: bytes) -> Any:
-    """Return the value that the parser ``event`` gives to the field ``name`` where pyarrow reads a null, because the field is
-    null or missing. Null in all these lines, for a float field: NaN. Missing in all of them: the field's default. Otherwise
-    ``dataclasses.MISSING``, because ``event`` may refuse a line.
+    """Return the value with which to replace the nulls in the column of the field ``name``. It is the value that the parser
+    ``event`` would use.
+
+    pyarrow reads a null where a line's field is null or missing. If a float field is null in all lines with a null, the value
+    is NaN. If the field is missing in all of them, the value is the field's default. Otherwise ``dataclasses.MISSING`` is
+    returned, because ``event`` may refuse a line.
     """
     if column.type == pa.float64() and lines.count(f'"{name}": null'.encode()) == column.null_count:
         return math.nan  # a NaN in ``time_s`` is refused later, by ``_are_taken``

@@ -58,11 +58,16 @@ def main() -> None:
     )
     parser.add_argument("--trust-code", action="store_true", help="run the code that the config names")
     options = parser.parse_args()
-    # load the config without a check of the user's code: ``check_trusted`` below checks it, once the run is known
+    # do not check here whether the user's code is trusted: ``check_trusted`` below does, once the run is known
     config = configs.load_config(options.config, trust_code=True)
     if not config.shards.dataset or not config.run.id:
         raise ConfigError(
-            explain("shards.dataset", config.shards.dataset, "must be set here, and run.id too", "use a saved config")
+            explain(
+                "shards.dataset",
+                config.shards.dataset,
+                "must be set in the config, and so must run.id",
+                "pass a config that `springtide data prepare --save FILE` wrote",
+            )
         )
     folder = Folder(config.run.root) / config.run.id
     claimed = leases.trusted_code(folder, config.needs_trust)
@@ -84,7 +89,7 @@ def main() -> None:
             configs.check_nothing_lost(*stored, "--accept-changes")
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
-    if device == "cuda":  # overwrite variables that torchrun has set
+    if device == "cuda":  # overwrites environment variables that torchrun has set
         os.environ.update(gpu_environment(config.elastic.env, config.parallel.deterministic))
     request = LeaveRequest(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0)
     with process_group(device):
@@ -107,7 +112,7 @@ def train(
     run's last step.
 
     ``request`` handles signals, in the main thread, and preemption notices; None handles neither. Raises RunExists, before
-    anything is written, if another process holds the run."""
+    anything is written, if another process has the lease (the right to write the run)."""
     here, owner = world(device, local_rank, config.parallel.shards), secrets.token_hex(8)
     of_gpu, as_given = check_gpu(here.device), config
     config, remarks = on_first(lambda: with_old_sets(as_given))
@@ -188,7 +193,7 @@ def _train(
             console.say(remark)
         if request:
             peers = Connections()
-            stack.callback(request.end)  # runs before the journal closes: after that, other ranks may end
+            stack.callback(request.end)  # before the journal closes: other ranks may end while rank 0 closes it
         for event in run.events(feed, request or (lambda: None)):
             listeners(event)
             # handle signals only from this event on: before it there is nothing to save, so a signal may end the process
@@ -229,19 +234,19 @@ class HangWatchdog:
 # a preemption notice of this machine -------+--> this rank sends a request in the step's all-reduce --> every rank saves and
 # the agent has ended -----------------------+                                                            ends with status LEFT
 #
-# torchrun's agent, its process on each node, starts a new group when a worker ends with status LEFT. On a machine with a
-# preemption notice it would start a worker there again, so there the agent receives SIGTERM. A rank that has lost another rank
-# cannot finish the next step, and NCCL would hang: the rank exits.
+# torchrun runs one agent process on each node. When a worker ends with status LEFT, the agents start a new group. On a machine
+# with a preemption notice, the agent would also start a worker again. To prevent this, the rank sends SIGTERM to that agent. A
+# rank that has lost another rank cannot finish the next step, and NCCL would hang. So the rank exits.
 #
-# Source: torch.distributed.elastic.agent.server of torch 2.13. An agent that a signal ends passes the signal on to its workers.
-# An agent also sends its workers SIGTERM when nodes join, and when another worker of its node has failed. It kills workers that
-# have not ended after 30 s; for a signal that ends the agent, --shutdown-timeout sets this time.
+# Source: torch.distributed.elastic.agent.server of torch 2.13. If a signal ends an agent, the agent passes the signal on to its
+# workers. An agent also sends its workers SIGTERM when nodes join, and when another worker of its node has failed. It kills
+# workers that have not ended after 30 s. If a signal ended the agent, --shutdown-timeout sets this time instead.
 
 LEFT = os.EX_TEMPFAIL
 """Exit status 75, "try again", of a rank whose group has saved and ended before the run's last step. torchrun then starts a new
 group."""
 _LOOK_S = 0.5
-"""Time between two checks whether torchrun's agent, this process's parent, is alive [s]."""
+"""Time between two checks that the parent process, torchrun's agent, is still alive [s]."""
 _RAISE_S = 3.0
 """Time between the loss of another rank and the forced end of this process [s]. In this time the rank may raise an error of its
 own, such as from a gloo collective."""

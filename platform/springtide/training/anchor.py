@@ -43,7 +43,7 @@ _AGAIN = "compute it for that checkpoint: springtide train --fisher-tokens"
 
 
 class Anchor(Part):
-    """The penalty on a model's trainable weights. Holds this rank's shards of the start weights w0 and, for EWC, of the Fisher
+    """The penalty on a model's trainable weights. Stores this rank's shards of the start weights w0 and, for EWC, of the Fisher
     information F."""
 
     def __init__(self, model: nn.Module, config: Config, is_first_copy: bool = True) -> None:
@@ -100,7 +100,7 @@ class Anchor(Part):
         return found
 
     def receive(self, result: StepResult) -> None:
-        """Set the step's gradient norm to the norm of the gradient of loss and penalty together, and report the penalty."""
+        """Replace the step's gradient norm by the norm of the total gradient, loss plus penalty. Also report the penalty."""
         inner, square, value = result.agreed[_COMPONENT]
         whole = result.grad_norm**2 + 2 * self._weight * result.correction * inner + self._weight**2 * square
         result.grad_norm = 0.0 if whole < 0 else math.sqrt(whole)
@@ -134,7 +134,7 @@ class Anchor(Part):
         self._digests[redacted(config.objective.anchor)] = digest_of(there, newest, fisher)
         for name, tensor in self._fishers.items():
             if bad := what_is_bad(local(tensor)):
-                raise ConfigError(explain(_FIELD, config.objective.anchor, f"holds {bad} for {name}", _AGAIN))
+                raise ConfigError(explain(_FIELD, config.objective.anchor, f"contains {bad} for {name}", _AGAIN))
 
 
 def check_digests(meta: Meta, component: str, digests: Mapping[str, str], problem: str) -> None:
@@ -151,7 +151,7 @@ def check_digests(meta: Meta, component: str, digests: Mapping[str, str], proble
     for url, found in digests.items():
         if isinstance(known, dict) and known.get(url, found) != found:
             was = f"{known[url]!r:.40} until step {meta.step}"
-            raise CheckpointError(f"{url} was {was} and is {found} now: {problem}. Bring the old one back")
+            raise CheckpointError(f"{url} was {was} and is {found} now: {problem}. Put the earlier checkpoint back")
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -185,9 +185,9 @@ def check_settings(config: Config) -> None:
 
 
 def check_fisher(config: Config, model: nn.Module) -> None:
-    """Check, before the run begins, that ``objective.anchor`` names a Fisher (a stored diagonal of squared gradients) of the
-    checkpoint that the run starts from, with a tensor for each trainable weight of ``model``. Reads indexes, but no data.
-    Raises ConfigError if not."""
+    """Check, before the run begins, the Fisher (a stored diagonal of squared gradients) that ``objective.anchor`` names. It
+    must belong to the checkpoint that the run starts from, and have a tensor for each trainable weight of ``model``. Raises
+    ConfigError if it does not. Reads indexes, but no data."""
     if config.objective.anchor in ("", L2SP):
         return
     run, name, manifest = fisher_of(config)

@@ -37,7 +37,7 @@ _LOOK_S = 0.05
 _AWAY_S = 1800.0
 """How long training continues while saves fail because the checkpoint store is unreachable [s]."""
 _LONGEST_SAVE_S = 3600.0
-"""While the loop waits for a save, it sends heartbeats for this long. A longer wait may be treated as a hang [s]."""
+"""How long the loop sends heartbeats while it waits for a save [s]. A longer wait may be treated as a hang."""
 
 
 class CheckpointSchedule(Part):
@@ -77,7 +77,7 @@ class CheckpointSchedule(Part):
         self._failed: BaseException | None = None
         """Error of this rank's failed save, until all ranks have received it; else None."""
         self._given_up = False
-        """True if all ranks treat the newest save as failed. An outcome that its writer reports later is ignored."""
+        """True if all ranks treat the newest save as failed. If the writing process reports an outcome later, it is ignored."""
         self._failed_in_a_row, self._failing_since_s = 0, 0.0
         self._began = 0.0
         self._stall_s = 0.0
@@ -177,7 +177,7 @@ class CheckpointSchedule(Part):
                 return
 
     def _begin(self, step: StepsDone) -> None:
-        if not self._given_up:  # the previous save succeeded on every rank: a failure would have been reported
+        if not self._given_up:  # no rank has reported a failure of the previous save
             self._failed_in_a_row = 0
         self._given_up = False
         begin = time.perf_counter()
@@ -201,7 +201,7 @@ class CheckpointSchedule(Part):
             elif not any(busy for busy, _ in states):
                 return
             else:
-                time.sleep(_LOOK_S)  # between two polls of the save, for which training waits anyway
+                time.sleep(_LOOK_S)  # this costs no time: training waits for the save anyway
 
     def _hear(self, outcome: SaveOutcome | None) -> Iterator[Event]:
         if outcome is None or self._given_up:
@@ -222,10 +222,9 @@ class CheckpointSchedule(Part):
             yield from self._cadence_now()
 
     def _give_up(self, trains_on: bool = False) -> Iterator[Event]:
-        """Handle a save that failed on some rank: exchange the errors and cancel the save on all ranks. Raises a
-        SpringtideError of a rank at once, and other errors after too many failures in a row. A full disk raises at once if
-        training has ended. ``trains_on``: True if training continues after this save. Then an unreachable store raises only
-        after ``_AWAY_S``."""
+        """Handle a save that failed on some rank: exchange the errors and cancel the save on all ranks. A SpringtideError of a
+        rank is raised at once. Other errors raise only after too many failures in a row. If training has ended, a full disk
+        raises at once. If training continues (``trains_on``), an unreachable store raises only after ``_AWAY_S``."""
         if not self._failed_in_a_row:
             self._failing_since_s = time.monotonic()
         errors, failing_s = zip(*gathered((self._failed, time.monotonic() - self._failing_since_s)), strict=True)

@@ -1,9 +1,9 @@
 """Cache of compiled code in the run's folder, so that a new node does not compile again what another node has compiled.
 
-    <run>/compiled/KIND/8-group.bin    a head, the seal of the rest, and torch's cache artifacts
+    <run>/compiled/KIND/8-group.bin    a header, a seal (an HMAC), and torch's cache artifacts
 
 KIND is the digest of everything that the code depends on: versions, kind of device, model. 8 is the number of rows of a
-micro-batch, which follows from the number of workers. One worker alone writes 8-alone.bin.
+micro-batch, which follows from the number of workers. A group of one worker writes 8-alone.bin.
 
 torch executes the code that it loads, so nobody may forge a file. A digest would reveal damage, but anyone who can write to the
 store could write a digest, too. So the file has a seal: an HMAC-SHA256 with a key that only the run's user can derive. The
@@ -110,7 +110,7 @@ class CompileCache:
     config: Config
 
     def kind(self, device: torch.device) -> str:
-        """Return the path, in the run's folder, of the folder with code for devices of the same kind as ``device``."""
+        """Return the folder of the code for devices of the same kind as ``device``, as a path below the run's folder."""
         config, model = self.config, platform.machine()
         if device.type == "cuda":
             model = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
@@ -127,13 +127,13 @@ class CompileCache:
         return f"compiled/{of_bytes(to_json(about).encode())}"
 
     def name(self, device: torch.device, workers: int) -> str:
-        """Return the path, in the run's folder, of the file that rank 0 of a group of ``workers`` workers writes."""
+        """Return the file that rank 0 of a group of ``workers`` workers writes, as a path below the run's folder."""
         return f"{self.kind(device)}/{padded_rows(self.config, workers)}-{'alone' if workers == 1 else 'group'}.bin"
 
     def load(self, device: torch.device) -> int:
         """Load the run's compiled code into this node's torch cache, each file once per node. Returns the number of files that
         this process has loaded. A file that cannot be read is skipped with a warning, and its code is compiled again. Raises
-        ConfigError if other users own, or can write to, the node's cache."""
+        ConfigError if another user owns the node's cache or can write to it."""
         if not self.key:
             return 0
         kind, folder = self.kind(device), Path(compiled_folder())
@@ -167,8 +167,8 @@ class CompileCache:
         return artifacts
 
     def save(self, name: str, lease: GroupLease, term: int) -> bool:
-        """Write the code that this process has compiled to file ``name``. Returns False, and writes nothing, if there is no
-        code, if it is too large, or if the file already has at least as many bytes. Raises RunExists, before anything is
+        """Write the code that this process has compiled to file ``name``. Writes nothing and returns False if there is no code,
+        if the code is too large, or if the file already has at least as many bytes. Raises RunExists, before anything is
         written, if the lease with the number ``term`` is no longer the newest."""
         artifacts = compiled_artifacts()
         if not artifacts or len(artifacts) + len(_HEAD) + _SEAL_BYTES > _MOST_BYTES:

@@ -62,9 +62,9 @@ def choose_kernels(parallel: ParallelConfig) -> None:
     """
     if parallel.threads:
         torch.set_num_threads(parallel.threads)
-    if parallel.deterministic:  # never turn it off: a user's own code may have turned it on
+    if parallel.deterministic:  # never turn determinism off: user code may have turned it on
         torch.use_deterministic_algorithms(True)
-        # do not fill new memory, as deterministic mode does: this code reads no memory before it is written
+        # deterministic mode also fills new memory. Turn this off: the code here reads no memory before it is written
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
@@ -87,7 +87,7 @@ def peak_flops(device: torch.device) -> tuple[float, str]:
     if device.type == "cuda" and (known := data_sheet(torch.cuda.get_device_name(device))):
         return known
     dtype = torch.float32
-    if device.type == "cuda":  # before Ampere, tensor cores take only fp16
+    if device.type == "cuda":  # tensor cores before Ampere support fp16, but not bf16
         dtype = torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
     size, kind = _SIZES[device.type], str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
     name = f"unknown {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type

@@ -28,12 +28,12 @@ _RESULTS = 5
 _MEASURE, _SPEED = "measure devices", "device speed"
 _SLOW_SHARE = {"cpu": SLOW_SHARE, "cuda": 0.9}
 """Device type -> share of the other ranks' median speed below which a rank is slow. The GPU limit is tighter: a throttling GPU
-loses 10 to 25%, and other programs do not share it, as they share CPUs."""
+loses 10 to 25%, and a GPU, unlike CPUs, is not shared with other programs."""
 
 
 def check_device(device: torch.device) -> Health:
-    """Measure how fast the device multiplies and copies, and check that the results are right. On a CPU, time is CPU time of
-    this thread, so that other programs do not matter. On a GPU, the product uses the tensor cores."""
+    """Measure how fast the device multiplies and copies, and check that the results are right. On a CPU, the CPU time of this
+    thread is measured, so that other programs do not affect the result. On a GPU, the product uses the tensor cores."""
     a, b = matrices(_SIZES[device.type], _dtype(device), device)
     multiply_s, product = _best_s(device, lambda: a @ b)
     wrong = "" if is_right(product) else "multiplies wrong"
@@ -72,7 +72,7 @@ def is_right(product: Tensor) -> bool:
 def _dtype(device: torch.device) -> torch.dtype:
     if device.type == "cpu":
         return torch.float32
-    # before Ampere, tensor cores take only fp16
+    # tensor cores before Ampere support fp16, but not bf16
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
@@ -117,7 +117,7 @@ class StragglerDetector(Part):
     def __init__(self, world: World, nodes: Sequence[str], every_s: float) -> None:
         """``nodes``: the node of each rank; empty if unknown. ``every_s``: time between measurements [s]; 0 never measures."""
         self._world, self._nodes, self._every_s = world, nodes, every_s
-        self.begin(None)  # creates the attributes, which ``begin`` also resets at each restore
+        self.begin(None)  # creates the attributes. Each restore calls ``begin`` again to reset them
 
     def begin(self, found: Restored | None) -> None:
         self._next_s = time.monotonic() + self._every_s
@@ -135,8 +135,8 @@ class StragglerDetector(Part):
         message.by_rank(_SPEED, self.speed)
 
     def between_steps(self, done: DoneStep) -> Iterator[Straggling]:
-        """Report each rank whose device was far slower than others in two measurements in a row, but only once. Measure this
-        rank's device if a measurement is due."""
+        """Report a rank if its device was far slower than others in two measurements in a row. Each rank is reported only once.
+        Measure this rank's device if a measurement is due."""
         speeds = done.result.agreed[_SPEED]
         if all(speeds):
             found = slow(speeds, _SLOW_SHARE[self._world.device.type])

@@ -159,7 +159,7 @@ class EnergyMeter(Part):
                 yield found
 
     def _passed(self) -> float:
-        """Return this rank's energy since the last call [J]. Between two reads of the counter it is extrapolated
+        """Return this rank's energy since the last call [J]. Between two reads of the counter, the energy is extrapolated
         (``_EVERY_S``)."""
         now_s = self._clock()
         if now_s - self._read_s >= self._counter.every_s:

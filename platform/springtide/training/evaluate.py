@@ -52,8 +52,8 @@ class Evaluations(Part):
         self.losses: dict[StepsDone, float] = {}
         """Step -> held-out loss at that step. Cleared at each restore, so that it has no losses from before a rollback."""
         self._first = FirstLosses()
-        """Losses at step 0, with which later losses are compared to measure forgetting: on the held-out sets of the run whose
-        weights this run started from."""
+        """Losses at step 0 on the held-out sets of the base run, the run whose weights this run started from. Later losses are
+        compared with these losses to measure forgetting."""
         self._has_time = False
         """True if the newest step received no request to stop or leave, so that there is time to evaluate. False before the
         first step after a restore."""
@@ -69,8 +69,8 @@ class Evaluations(Part):
             self.losses[found.meta.step] = found.meta.metrics["heldout_loss"]
 
     def at_start(self) -> Iterator[Event]:
-        """Evaluate before the first step of the run. Also evaluate a restored step whose evaluation is due and missing, because
-        the previous group had to leave without it."""
+        """Evaluate before the first step of the run. Also evaluate a restored step if its evaluation is due but missing: the
+        previous group may have had to leave before it could evaluate."""
         if self._state.step == branch.first_step(self._config.train) or self._is_due:
             yield from self.now()
 
@@ -128,14 +128,14 @@ def evaluate(
     padded: bool = False,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> Evaluated:
-    """Return the losses on about ``num_tokens`` tokens of held-out text. Each held-out set gives the same number of rows, at
-    least one, or all its rows if it has fewer.
+    """Return the losses on about ``num_tokens`` tokens of held-out text. The same number of rows is read from each held-out
+    set: at least one, and all rows of a set that has fewer.
 
     Micro-batches hold rows of several sets and are spread over the ranks. So the bits of the result do not depend on the world
     size, and the cost does not depend on the number of sets. ``padded``: add padding rows, so that the model is never called
     with fewer than ``micro_batch`` rows. ``heartbeat``: called before each forward pass. ``heldout_loss`` and
-    ``heldout_bits_per_byte`` weigh the corpora as the mixture of the last step does. Raises CorpusError if the rows of a set
-    have no predicted token.
+    ``heldout_bits_per_byte`` weight the corpora by their shares in the data mixture of the last step. Raises CorpusError if the
+    rows of a set have no predicted token.
     """
     rows = HeldoutRows(data, num_tokens)
     model.eval()
@@ -143,7 +143,7 @@ def evaluate(
     model.train()
     nats, num_bytes = {}, {}
     for number, name in enumerate(data.eval_names):
-        # fsum rounds only the final sum, so the order of rows does not matter either
+        # fsum rounds only the final sum, so the order of rows does not change the result
         total, tokens, size = (math.fsum(column) for column in sums[rows.sets == number].T.tolist())
         if not tokens or not size:
             limit = f"the rows of the held-out set {name!r} predict no text"

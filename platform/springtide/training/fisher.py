@@ -75,7 +75,7 @@ def fisher_information(model: nn.Module, rows: Iterator[Tensor]) -> tuple[dict[s
                 found[name].addcmul_(parameter.grad.float(), parameter.grad.float())
         model.zero_grad(set_to_none=True)
     if not num_tokens:
-        raise ConfigError(explain("tokens", num_tokens, "none is predicted in these rows", "name another dataset"))
+        raise ConfigError(explain("tokens", num_tokens, "the loss predicts no token of these rows", "use other text"))
     for name, squares in found.items():
         squares.div_(num_tokens)
         if bad := what_is_bad(squares):

@@ -106,7 +106,7 @@ def old_names(config: Config, data: Data) -> list[str]:
 
 def _saved(config: Config) -> Config | None:
     """Return the config in the checkpoint that a run of ``config`` starts from. None if the checkpoint cannot be read, or has
-    no config, as from a user's own training loop."""
+    no config. A user's own training loop may save checkpoints without a config."""
     try:
         saved = read_manifest(*split(config.train.start_from)).config
     except CheckpointError:  # ``start_check`` reports this error when the run starts from the checkpoint

@@ -18,8 +18,8 @@ class GroupContext:
     """Nodes of a worker group, callbacks of its driver, and its cache of compiled code."""
 
     owner: str = ""
-    """Id of the driver that has claimed the run: only it may write the run. Empty without a driver: the worker group claims the
-    run itself."""
+    """Id of the driver that has claimed the run. Only this driver and its worker groups may write the run. Empty without a
+    driver: the worker group claims the run itself."""
     nodes: Sequence[str] = ()
     """Node of each rank; empty if unknown."""
     markets: Sequence[str] = ()
@@ -27,7 +27,7 @@ class GroupContext:
     read_elsewhere: ReadElsewhere | None = None
     """Reads a file again on a node other than those that found the file damaged. None if there is no such node."""
     heartbeat: Callable[[], None] = lambda: None
-    """Called repeatedly during a save or an evaluation: the group is alive, although it makes no steps."""
+    """Called repeatedly during a save or an evaluation, to report that the group is alive although it makes no steps."""
     time_to_leave_s: Callable[[], float] = lambda: math.inf
     """Called on rank 0 of a group that received a request to leave. Returns how long its in-memory snapshot may take [s]."""
     compiled: CompileCache | None = None

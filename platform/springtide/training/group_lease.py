@@ -36,8 +36,8 @@ class GroupLease:
     node: str
     """Node of this rank; empty if unknown."""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Setting -> the user's own code that it names (``Config.needs_trust``). A claim without a driver records this code as
-    trusted."""
+    """Name of a setting -> the user's own code that the setting names (``Config.needs_trust``). A claim without a driver
+    records this code as trusted."""
     term: int = 0
     """Number (term) of the lease that the group holds now; the same on every rank."""
 
@@ -56,9 +56,9 @@ class GroupLease:
 
     def go_back_to(self, ended: int, step: StepsDone, reason: str) -> int:
         """Claim the run again, end the lease with the number ``ended``, and abandon every checkpoint and snapshot after
-        ``step``. Returns the number (term) of the new lease. If no checkpoint is left, the run does not restart at step 0
-        without the user (``checkpoint/fresh_start.py``)."""
-        mine = self.claim(ends=ended)  # first, because the claim fails if another group has taken over the run
+        ``step``. Returns the number (term) of the new lease. If this abandons the last checkpoint, the run restarts at step 0
+        only if the user passes --from-scratch (``checkpoint/fresh_start.py``)."""
+        mine = self.claim(ends=ended)  # before any change: the claim fails if another group has taken over the run
         leases.end(self.run, ended)
         # from now on, no snapshot after ``step`` is restored. Write this before checkpoints are marked as abandoned, so that a
         # crash in between leaves no snapshot to restore
@@ -70,7 +70,7 @@ class GroupLease:
         """Claim the run again, end the lease with the number ``ended``, and abandon the checkpoints that were trained on any
         step of ``skip``, indexes of steps in the data order. ``skip`` is written to the run's config, so that every later
         worker group skips these steps. Returns the number (term) of the new lease."""
-        mine = self.claim(ended)  # first, because the claim fails if another group has taken over the run
+        mine = self.claim(ended)  # before any change: the claim fails if another group has taken over the run
         # from now on, no earlier snapshot is restored: a faulty device may have corrupted it
         leases.note_rollback(self.run, mine)
         leases.end(self.run, ended)

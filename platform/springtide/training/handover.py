@@ -50,8 +50,8 @@ class Handover(Part):
             return
         yield from self._saves.finish(step)
         if verdict is Verdict.FINISH and not on_first(self._is_committed):
-            # no checkpoint has the last step: an earlier group was lost after it, and this group restored it from memory. Save
-            # it
+            # no checkpoint has the last step. An earlier group was lost after this step, and this group restored the step from
+            # memory: save it
             self._saves.last_step = StepsDone(-1)
             yield from self._saves.finish(step)
         self._saves.end()

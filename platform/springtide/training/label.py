@@ -59,7 +59,7 @@ class LabelJob:
     layout: LabelLayout
     out: Folder
     work: Folder
-    """Folder for the records of finished row groups, until the labels of all groups are complete."""
+    """Folder for the records of finished row groups, needed until the labels of all groups are complete."""
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ def label_group(job: LabelJob) -> None:
     found = _reader(job.dataset, job.split).read(np.arange(job.first_row, job.first_row + job.rows))
     model, threads = _loaded(job.by), torch.get_num_threads()
     columns = {name: np.empty(shape, kind) for name, (kind, shape) in job.layout.columns(job.rows).items()}
-    torch.set_num_threads(1)  # sums over several threads may differ in their bits; other processes use the other cores
+    torch.set_num_threads(1)  # so that sums always have the same bits; other processes use the other cores
     try:
         for part in _parts(model, found.tokens.shape):
             for name, values in columns_of(model, ids_of(found.tokens[part]), job.layout, job.by.vocab_size).items():
@@ -152,8 +152,8 @@ def check_reads(field: str, by: str, model: ModelConfig, tokenizer: str, manifes
 
 
 def _parts(model: nn.Module, shape: tuple[int, ...]) -> Iterator[slice]:
-    """Return slices of the rows of a row group whose tokens have ``shape`` (rows, L + 1). For each slice at most
-    ``_LOGITS_AT_ONCE`` logits are computed, but at least one row."""
+    """Return slices of the rows of a row group whose tokens have ``shape`` (rows, L + 1). Each slice needs at most
+    ``_LOGITS_AT_ONCE`` logits, or is a single row."""
     rows, length = shape
     logits = (length - 1) * getattr(model, "padded_vocab_size", 2**16)
     at_once = max(1, _LOGITS_AT_ONCE[next(model.parameters()).device.type] // logits)

@@ -6,9 +6,10 @@ A rank offers this state, so that the next worker group can resume from it:
     before_update   the weights may change from now on: nothing is offered
     after_step      weights, optimizer and metadata have all changed: the state after this step is offered
 
-A group fails where a rank waits for other ranks, which is before the weights change. So the surviving ranks usually have the
-state after the last step. If the model has several copies (DDP, HSDP), a whole copy survives the loss of many nodes, wherever
-snapshots were placed. The survivors then store the state together as an in-memory snapshot, each rank a part of it.
+The loss of a rank is noticed where other ranks wait for it, and this is before the weights change. So the surviving ranks
+usually have the state after the last step. If the model has several copies (DDP, HSDP), a whole copy survives the loss of many
+nodes, wherever snapshots were placed. The survivors then store the state together as an in-memory snapshot, each rank a part of
+it.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class LiveState(Part):
         self._lock = threading.Lock()
 
     def offer_restored(self) -> None:
-        """Offer the restored state to the next worker group already before the first step, which may take long. A state that
-        came from surviving ranks has no other copy. At the beginning of a run the optimizer has no state: nothing can be lost,
-        and nothing is offered."""
+        """Offer the restored state to the next worker group. Do so before the first step, because this step may take long, and
+        a state that came from surviving ranks has no other copy. At the beginning of a run the optimizer has no state: nothing
+        can be lost, and nothing is offered."""
         if self._state.optimizer.state:
             self._offer()
 
@@ -88,8 +89,8 @@ class LiveState(Part):
                 self._whole = None
 
     def offer(self, survivors: Sequence[int]) -> LiveShard | None:
-        """Return which step's state, and which shard of it, this rank can still provide. Returns None if its state is not that
-        after a finished step, or if the surviving ranks, ``survivors``, together lack a shard. Call it when the training thread
+        """Return the step and the shard of the state that this rank can still provide. Returns None if this rank has no state
+        of a finished step, or if the surviving ranks (``survivors``) together lack a shard. Call it when the training thread
         has ended."""
         world = self._world
         num_shards = world.size // world.copies
@@ -98,8 +99,8 @@ class LiveState(Part):
         return LiveShard(world.rank, self._whole[1].step, world.rank % num_shards, num_shards)
 
     def deposit(self, ranks: Sequence[int]) -> None:
-        """Store this rank's part of the state in the snapshot store of its node. ``ranks``: the surviving ranks, all after one
-        step, each of which stores a part. Raises OSError if the node has too little memory."""
+        """Store this rank's part of the state in the snapshot store of its node. ``ranks``: the surviving ranks. Their states
+        are of the same step, and each of them stores a part. Raises OSError if the node has too little memory."""
         assert self._store is not None
         assert self._whole is not None, "only a rank that has offered its state is asked for it"
         term, meta = self._whole

@@ -96,9 +96,9 @@ def row_losses(model: nn.Module, rows_BL: Tensor, z_weight: float = 0.0, padded_
     """Return the loss of ``rows_BL`` (B, L + 1), summed over its tokens, an fp32 scalar. Also return the cross-entropy of each
     row, float64 (B,), without gradient. Only the loss includes z-loss, as in ``head_loss``.
 
-    The rows are padded up to ``padded_rows``, so that a compiled model is called with a single shape; padding rows do not
-    count. A rank without rows still runs the model, on one padding row, because the collectives of the other ranks wait for it.
-    Raises TrainingFailed if the model does not return logits (B, L, V)."""
+    The rows are padded up to ``padded_rows``, so that a compiled model is called with a single shape; padding rows add nothing
+    to the losses. A rank without rows still runs the model, on one padding row, because the collectives of the other ranks wait
+    for it. Raises TrainingFailed if the model does not return logits (B, L, V)."""
     tokens_BL, targets_BL = _padded(rows_BL, padded_rows)
     if getattr(model, "computes_loss", False):
         total, nats_N = model(tokens_BL, targets_BL, z_weight)

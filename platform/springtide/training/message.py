@@ -6,9 +6,9 @@
     message.digest("samples", n)      a sum of 64-bit integers modulo 2**64
 
 Parts (features of a step) add the fields. Every rank adds the same fields in the same order, so a field has the same position
-in the all-reduced tensor on every rank. The ranks compare their fields in the first step of a group. If a part fails or adds
-other fields in a later step, its rank sends a failure flag and zeros of the expected length. Then all ranks raise an error that
-names this rank, as they do if the comparison fails, and no rank hangs.
+in the all-reduced tensor on every rank. The ranks compare their fields in the first step of a group. If the fields differ, all
+ranks raise an error that names the rank. If a part fails or adds other fields in a later step, its rank sends a failure flag
+and zeros of the expected length. Then, too, all ranks raise an error that names this rank, so no rank hangs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Fields = tuple[tuple[str, str, int, bool], ...]
 
 
 class PartFailed(RuntimeError):
-    """The parts of a rank (features of a step) add other fields to the step's message than rank 0 does, or than in the group's
-    first step."""
+    """A rank's message has other fields than rank 0's message, or than the group's first message. The fields come from the
+    parts (features of a step) of the rank."""
 
 
 class PeerFailed(PartFailed):
@@ -180,7 +180,7 @@ class Agreed(dict[str, Any]):
 
 def _read(fields: Fields, sums: list[float]) -> dict[str, Any]:
     found = dict[str, Any]()
-    # the summed tensor has all values from devices first, then all values from hosts: next index of each kind
+    # the summed tensor has all values from devices first, then all values from hosts. Next index to read in each half:
     begins = [0, sum(length for _, _, length, is_on_device in fields if is_on_device)]
     for name, kind, length, is_on_device in fields:
         place = not is_on_device

@@ -22,15 +22,15 @@ _RECOVERY = {
 }
 """NVML's recovery action (NVML_GPU_RECOVERY_ACTION_...) -> what the GPU needs before it can compute again."""
 _THROTTLED = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
-"""Bit of NVML's clock event reasons -> name, for the reasons that mean an unwanted loss of speed. A power cap is left out,
-because it is usual under load."""
+"""Bit of NVML's clock event reasons -> name of the reason. These reasons mean an unwanted loss of speed. A power cap is left
+out, because it is usual under load."""
 
 
 class Gpu:
     """A GPU on which NVML can report: its state, energy and errors."""
 
     def __init__(self, nvml: Any, uuid: str) -> None:
-        """``nvml``: the initialised module ``pynvml``. ``uuid``: such as ``GPU-...``. Raises OSError if NVML does not know the
+        """``nvml``: the initialised module ``pynvml``. ``uuid``: such as ``GPU-...``. Raises OSError if NVML does not find the
         GPU."""
         self._nvml = nvml
         self._handle = self._ask("DeviceGetHandleByUUID", uuid)

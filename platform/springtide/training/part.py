@@ -11,7 +11,7 @@ and what it may do:
     contribute       after backward: add fields to the step's message (the step's one all-reduce)
     receive          after the all-reduce: read its sums; may change the gradient norm and add metrics
     add_gradients    after clipping: add terms to the gradients
-    before_update    before the weights change: wait until copies of them, such as for a save, are made
+    before_update    before the weights change: wait for running copies of the weights, such as for a save
     allows_update    return False to skip the update of the weights
     verdict          return what training does after this step: continue, roll back, leave, stop or finish
     after_step       after every step
@@ -176,7 +176,7 @@ class Part:
         """Add this part's own terms to the gradients, which clipping has multiplied by ``clip`` (at most 1)."""
 
     def before_update(self) -> None:
-        """Wait until the weights may change: until no copy of them, such as for a save, is being made."""
+        """Wait until the weights may change: running copies of the weights, such as for a save, must be complete."""
 
     def allows_update(self, result: StepResult) -> bool:
         """Return True if this step may update the weights. Must return the same on every rank."""

@@ -95,11 +95,11 @@ def own_parts(loop: TrainLoop) -> list[Part]:
         raise
     except Exception as error:
         problem = f"raises {type(error).__name__}: {error}"
-        raise ConfigError(explain(PARTS, source, problem, "call it in Python to see where")) from error
+        raise ConfigError(explain(PARTS, source, problem, "call that code in Python to see where")) from error
     own: list[Part] = []
     for part in parts:
         if not isinstance(part, Part):
             problem = f"returned a {type(part).__name__}"
-            raise ConfigError(explain(PARTS, source, problem, "return springtide.training.Part, or several"))
+            raise ConfigError(explain(PARTS, source, problem, "return one springtide.training.Part or several"))
         own.append(part)
     return own

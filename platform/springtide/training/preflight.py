@@ -71,8 +71,9 @@ def preflight(config: Config, compiled: CompileCache | None = None) -> Health:
 
 
 def check_gpu(device: torch.device) -> list[str]:
-    """Return warnings about a GPU and its host that may train, for the user to fix; none for a CPU. Raises ConfigError if the
-    GPU must not train. Called by processes that a user starts. On Ray the node of such a GPU is excluded instead.
+    """Return warnings about a GPU and its host: problems that the user should fix, but that do not prevent training. Returns
+    none for a CPU. Raises ConfigError if the GPU must not train. Processes that a user starts call this function. On Ray, the
+    node of a GPU that must not train is excluded instead.
 
     Args:
         device: this process's device.
@@ -109,14 +110,14 @@ def device_fault(device: torch.device, share: float = 1.0) -> str:
 
 
 def _used_by_others(device: torch.device) -> tuple[int, int]:
-    """Return the GPU memory in use except by this process's tensors, and the GPU's total memory [bytes]."""
+    """Return the GPU memory in use, without this process's tensors, and the GPU's total memory [bytes]."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return total - free - torch.cuda.memory_reserved(device), total
 
 
 def host_remarks(device: torch.device) -> list[str]:
-    """Return warnings about a GPU and its host that may train, for the user to fix.
+    """Return warnings about a GPU and its host: problems that the user should fix, but that do not prevent training.
 
     Args:
         device: the GPU.

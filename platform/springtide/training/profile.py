@@ -154,8 +154,8 @@ def shares(times_s: Mapping[str, float], wall_s: float, input_s: float) -> dict[
     """Return the share of each kind of work in the time ``wall_s``, for operations that run one at a time. Shares add up to
     one.
 
-    ``times_s``: operation -> its seconds, which count as communication, arithmetic or memory. ``input_s``: wait for batches.
-    The rest of the time, in which the device had nothing to do, is ``waiting``."""
+    ``times_s``: operation -> its seconds. The operation's name decides whether they count as communication, arithmetic or
+    memory. ``input_s``: wait for batches. The rest of the time, in which the device had nothing to do, is ``waiting``."""
     found = dict.fromkeys(_TRY, 0.0)
     found["input"] = input_s
     for name, seconds in times_s.items():

@@ -49,7 +49,7 @@ _FIELD = "recheck"
 
 class DevicesDisagree(RuntimeError):
     """Devices compute different results, and it is unclear which one is wrong. The cause may be temporary, so the run starts a
-    new worker group, as after other failures."""
+    new worker group."""
 
 
 class Recheck(Part):
@@ -73,7 +73,7 @@ class Recheck(Part):
         trained = (one for one in state.model.modules() if isinstance(one, nn.Embedding) and one.weight.requires_grad)
         self._embedding = next(trained, None)
         self._exact = config.parallel.exact and world.device.type == "cpu"
-        self.begin(None)  # creates the attributes, which ``begin`` also resets at each restore
+        self.begin(None)  # creates the attributes. Each restore calls ``begin`` again to reset them
 
     def begin(self, found: Restored | None) -> None:
         self._active = self._every_s > 0 and self._world.size > 1
@@ -98,8 +98,9 @@ class Recheck(Part):
         message.any(_FIELD, self._world.is_first and self._begins_check())
 
     def _begins_check(self) -> bool:
-        """Return True if the next step is checked. A check comes before its regular time if a save was started since all
-        devices last agreed, so that the newest checkpoint is known to be good, or if an update was skipped."""
+        """Return True if the next step is checked. Two events make a check come before its regular time. If a save was started
+        since all devices last agreed, the check shows whether its checkpoint is good. If an update was skipped, a faulty device
+        may be the cause."""
         if not self._active or self._due:
             return False
         now, agreed = time.monotonic(), self._agreed_step
@@ -192,7 +193,8 @@ class Recheck(Part):
         if verdict.wrong:
             raise UnfitNode(f"{told}; leave that device's machine out, then resume", nodes[0] if nodes else "")
         raise DevicesDisagree(
-            f"{told}. Only a majority can name the wrong one: train on three workers or more, or test these machines"
+            f"{told}. Only a majority of ranks can show which device is wrong: train on three workers or more, or test "
+            "these machines"
         )
 
 
@@ -411,8 +413,8 @@ class Verdict(NamedTuple):
 
 
 def shifts(num_ranks: int) -> tuple[int, int]:
-    """Return which two micro-batches each rank recomputes in round 2 of a check. 0 is the rank's own micro-batch, 2 that of the
-    rank two places after it."""
+    """Return which two micro-batches each rank recomputes in round 2 of a check. 0 stands for the rank's own micro-batch, 2 for
+    the micro-batch of the rank two places after it."""
     return (0, 1) if num_ranks == 2 else (0, 2)
 
 
@@ -477,8 +479,8 @@ def judge(
 
 
 def is_due(since_s: float, every_s: float, cost_s: float, wanted: bool) -> bool:
-    """Return whether to check now. The last check was ``since_s`` ago and took ``cost_s``. ``wanted``: there is a reason to
-    check before ``every_s`` have passed, as often as ``COST_SHARE`` allows.
+    """Return whether to check now. The last check was ``since_s`` ago and took ``cost_s``. ``wanted``: True if there is a
+    reason to check before ``every_s`` have passed. Such checks take at most ``COST_SHARE`` of the training time.
 
     >>> [is_due(since_s, 60.0, 0.1, wanted) for since_s, wanted in ((61.0, False), (11.0, False), (11.0, True), (9.0, True))]
     [True, False, True, False]

@@ -15,8 +15,8 @@ from springtide.storage.digest import of_bytes
 
 
 def seed_of(seed: int, step: StepsDone, lane: int) -> int:
-    """Return the 64-bit seed of the generators for ``lane``, a fixed share of every batch, in the step that follows ``step``
-    steps. ``seed``: ``train.seed``."""
+    """Return the 64-bit seed of the generators for ``lane``, a fixed share of every batch, in one step. ``step``: number of
+    steps done before this step. ``seed``: ``train.seed``."""
     return int(of_bytes(f"{seed} {step} {lane}".encode())[:16], 16)
 
 

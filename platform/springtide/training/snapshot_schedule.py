@@ -83,7 +83,8 @@ class SnapshotSchedule(Part):
         message.any(_DUE, due)
 
     def before_update(self) -> None:
-        """Wait until a snapshot in progress has staged the weights, so that the update may change them."""
+        """Wait until a snapshot in progress has copied the weights to its staging buffer, so that the update may change
+        them."""
         if self._memory is None or self._stall_s is None:
             return
         begin = time.perf_counter()
@@ -181,10 +182,10 @@ class SnapshotSchedule(Part):
         """Wait until this rank's last snapshot is safe (stored and copied) or has failed, but not beyond ``until_s`` of
         ``time.monotonic``."""
         while self._memory is not None and not self._problem and self.must_not_begin() and time.monotonic() < until_s:
-            time.sleep(_LOOK_S)  # between two polls of the snapshot, for which training waits
+            time.sleep(_LOOK_S)  # this costs no time: training waits for the snapshot anyway
 
     def close(self) -> None:
-        """Close this rank's staging buffers. The snapshot store keeps their memory for the snapshots that it holds."""
+        """Close this rank's staging buffers. The store's snapshots stay valid, because the store keeps their memory."""
         if self._memory is not None:
             self._memory.close()
 

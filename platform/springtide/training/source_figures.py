@@ -22,13 +22,13 @@ _NATS, _TOKENS = "nats by source", "tokens by source"
 
 class SourceFigures(Part):
     """Reports the metrics of each source of the data mixture. Reports nothing for a single source, or for more than
-    ``MOST_SOURCES``. It keeps the rows counted up to the last step, so that the next step needs no sum over all steps."""
+    ``MOST_SOURCES``. It stores the row counts up to the last step, so that the next step needs no sum over all steps."""
 
     def __init__(self, data: Callable[[], Data], device: torch.device) -> None:
         """``data``: returns the data with the current order of samples, which a rollback changes."""
         self._data, self._device = data, device
         self._num_sources = len(data().corpora) if 1 < len(data().corpora) <= MOST_SOURCES else 0
-        self.begin(None)  # creates the attributes, which ``begin`` also resets at each restore
+        self.begin(None)  # creates the attributes. Each restore calls ``begin`` again to reset them
 
     def begin(self, found: Restored | None) -> None:
         self._step, self._done, self._drawn = StepsDone(0), StepsDone(-1), np.zeros(0, dtype=np.int64)

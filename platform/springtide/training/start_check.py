@@ -46,7 +46,7 @@ def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Co
         holds = f"holds {of} and no state of an optimizer"
         raise ConfigError(explain(FIELD, url, holds, "set train.start_with = weights"))
     if FISHER in meta.labels:
-        raise ConfigError(explain(FIELD, url, "holds a Fisher and no weights", "name it in objective.anchor"))
+        raise ConfigError(explain(FIELD, url, "holds a Fisher and no weights", "set objective.anchor to this URL"))
     if same_order and (problem := of_another_order(run, meta, identity)):
         remedy = "or train.start_with = optimizer or weights, to begin at step 0 of this order"
         raise ConfigError(explain(FIELD, url, problem, remedy))

@@ -10,8 +10,8 @@ variance of its elements:
 
 This holds for the sum over the pieces and for the whole step, which gives two equations for |G|^2 and S. The noise scale is S /
 |G|^2, in tokens. The estimates of |G|^2 and S are unbiased, for pieces of unequal size too, so the ratio of their averages over
-steps is reported. A process whose gradients are not sharded has one piece, its first micro-batch; it needs two micro-batches in
-a step.
+steps is reported. If gradients are not sharded, the only piece of a process is its first micro-batch, and a step needs at least
+two micro-batches.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class GradientSquares:
         return found
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory, by turns for an input of the reduce-scatter and for its output. When FSDP asks for the output, it has
-        filled the input, so the squares of the input are summed then."""
+        """Return memory, alternately for an input of the reduce-scatter and for its output. When FSDP asks for the output, it
+        has filled the input, so the squares of the input are summed then."""
         if self._input is None:
             self._input = torch.empty(math.prod(size), dtype=dtype, device=device)
             return self._input

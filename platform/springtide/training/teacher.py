@@ -138,8 +138,14 @@ def _read(url: str) -> tuple[str, Manifest, Config]:
     except CheckpointError as error:
         raise ConfigError(explain(FIELD, url, f"cannot be used: {error}", "name another checkpoint")) from None
     if FISHER in manifest.meta.labels:
-        raise ConfigError(explain(FIELD, url, "holds a Fisher and no weights", "name the run that it belongs to"))
+        raise ConfigError(
+            explain(
+                FIELD, url, "holds a Fisher and no weights", "set objective.teacher to the run of the Fisher's model"
+            )
+        )
     if not manifest.config:
         problem = "was saved by a training loop of your own, without the settings of its model"
-        raise ConfigError(explain(FIELD, url, problem, "name a run of springtide train, or an imported model"))
+        raise ConfigError(
+            explain(FIELD, url, problem, "set objective.teacher to a run of springtide train, or to an imported model")
+        )
     return url, manifest, configs.build_stored(manifest.config)

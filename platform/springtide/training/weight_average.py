@@ -1,5 +1,5 @@
-"""Moving average of the weights, as a part (feature of a step). It sets how much each step's weights count in the average,
-which ``springtide.optim.average`` updates."""
+"""Moving average of the weights, as a part (feature of a step). It sets the share of the newest weights in the average.
+``springtide.optim.average`` updates the average."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from springtide.training.state import TrainState
 
 
 def newest_share(config: Config, step: StepsDone, tokens_before: int = 0) -> float:
-    """Return how much the weights after ``step`` steps count in the moving average at that step, 0 to 1; 0 if the run has no
-    average. ``tokens_before``: tokens of earlier training stages, as in ``TrainState``."""
+    """Return the share, 0 to 1, of the newest weights in the moving average at step ``step``; 0 if the run has no average.
+    ``tokens_before``: tokens of earlier training stages, as in ``TrainState``."""
     if not config.optim.ema_half_life:
         return 0.0
     rate = math.log(2.0) / config.optim.ema_half_life
@@ -26,7 +26,7 @@ def newest_share(config: Config, step: StepsDone, tokens_before: int = 0) -> flo
 
 
 class WeightAverage(Part):
-    """Sets before each step how much the weights after this step count in the moving average."""
+    """Sets, before each step, the share of this step's weights in the moving average."""
 
     def __init__(self, config: Config, state: TrainState) -> None:
         self._config, self._state = config, state

@@ -2,7 +2,7 @@
 the sweep's lease (a lock with a time limit), which the caller checks.
 
 <root>/<sweep id>/sweep.json      the space, and how points are chosen from it
-                  leases/         which driver may write to the sweep, as for a run
+                  leases/         which driver may write to the sweep
                   points/         one file per trial: the values of its fields, written before it starts
                   trials/         one run per trial
                   lineage/        the runs of each trial of a population (PBT), with the checkpoints they continued from

@@ -37,8 +37,8 @@ class SweepResult:
     outcomes: tuple[TrialOutcome, ...]
     """The outcomes of all trials, in order of trial number."""
     best: TrialOutcome | None
-    """The best of the trials that reached the latest evaluation. Once all finalists have trained with all their seeds, the
-    finalist with the best mean over its seeds. None if no trial was evaluated."""
+    """The best of the trials that reached the latest evaluation. Once all finalists have trained with all their seeds, it is
+    instead the finalist with the best mean over its seeds. None if no trial was evaluated."""
     worker_s: float
     dollars: float
     tokens: int

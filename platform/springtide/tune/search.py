@@ -1,9 +1,9 @@
-"""Choose the points of a sweep. The driver requests from a search the point (field values) of each trial number, and
-reports the trial's result. A resumed sweep reports the same results again, then requests the remaining points.
+"""Choose the points of a sweep. For each trial, the driver requests a point (field values) from a search, and later reports the
+trial's result to it. A resumed sweep reports the same results again, then requests the remaining points.
 
 The search ``tpe``, the importance of fields, and the estimate of how much better a point can be use Optuna. Only this file
-imports ``optuna``, when it is first needed. Each result comes from a new Optuna study of the trials so far. It depends only on
-these trials, the seed and the trial's number, so that a resumed sweep continues as if uninterrupted.
+imports ``optuna``, when it is first needed. Each computation uses a new Optuna study of the trials so far. Its result depends
+only on these trials, the seed and the trial's number, so that a resumed sweep continues as if uninterrupted.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Tpe:
         """Trial number -> its point and its objectives, which are None while the trial runs. Failed trials are removed."""
 
     def ask(self, number: int) -> Point | None:
-        """Return the point of trial ``number``: the one that an earlier start of the sweep chose, else one from Optuna's
+        """Return the point of trial ``number``: the point that an earlier start of the sweep chose, else a point from Optuna's
         sampler. If the config or WHERE (the sweep's filter) rejects all draws of the sampler, the point is random. None when no
         trials are left. Raises ConfigError if no point is found."""
         if number >= self._sweep.budget.trials:
@@ -220,7 +220,7 @@ def importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, floa
 
 
 def possible_improvement(sweep: Sweep, trials: Sequence[tuple[Point, float]]) -> float:
-    """Return how much better than the best trial a point of the space can still be, in the objective's unit.
+    """Return by how much a point of the space could still be better than the best trial, in the objective's unit.
 
     Computed as Optuna's upper bound on the regret (Makarova et al., 2022), for a confidence of 90%. Infinity while there are
     fewer than four different points with a finite value.

@@ -16,8 +16,8 @@ from springtide.errors import ConfigError, explain
 
 _KINDS = ("uniform", "log_uniform", "choice")
 METRICS = ("heldout_loss", "heldout_bits_per_byte", "heldout_bits_per_byte_mean", "loss")
-"""Possible objectives of a sweep. ``heldout_*`` objectives average over the held-out sets, with the weights of the training
-mixture, or equally (``_mean``). ``loss`` is the training loss of the last step."""
+"""Possible objectives of a sweep. ``heldout_*`` objectives average over the held-out sets, weighted like the training mixture.
+With the suffix ``_mean``, all held-out sets have equal weight. ``loss`` is the training loss of the last step."""
 _OF_MIXTURE = ("heldout_loss", "heldout_bits_per_byte")
 COSTS = ("step_worker_s", "memory_bytes")
 """Possible second objectives of a sweep: worker-seconds per step; peak memory of a worker's device [bytes]."""
@@ -122,7 +122,7 @@ class Sweep:
 
     @property
     def worst(self) -> float:
-        """The worst possible objective, which a failed trial counts with."""
+        """The worst possible objective, which is assigned to a failed trial."""
         return math.inf if self.mode == "min" else -math.inf
 
     def better(self, one: float, other: float) -> bool:

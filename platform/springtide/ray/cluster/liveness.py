@@ -1,4 +1,4 @@
-"""Tell a busy process from a process that is gone: stopped (SIGSTOP), or on a host that is paused or cut off.
+"""Distinguish a busy process from a process that is gone: stopped (SIGSTOP), or on a host that is paused or cut off.
 
 Each Ray process is probed at its gRPC port. The threads behind the port answer in every phase: while the process imports, joins
 a process group, restores, compiles, or is in a call that holds Python's lock (the GIL). An actor that has not started yet has

@@ -58,9 +58,9 @@ def live() -> list[dict[str, Any]]:
 class NodeDeadlines:
     """A run's table of when nodes leave, from announced deadlines.
 
-    Ray's table of draining nodes says which nodes leave and when, but not by which clock. A node's own watcher reports the time
-    left until the same deadline by the node's clock; this time is used if there is one. A drain without a deadline counts from
-    when this table first saw the drain.
+    Ray's table of draining nodes says which nodes leave and when, but not by which clock. If a node's own watcher has reported
+    the time left by the node's clock, that time is used. If a drain has no deadline, the node is assumed to leave a fixed time
+    after this table first saw the drain.
     """
 
     def __init__(self, reported: Callable[[], dict[str, TimeLeft]] = dict) -> None:
@@ -166,8 +166,8 @@ def _staying(leaving: Collection[str]) -> tuple[list[str], list[str]]:
 
 
 def may_be_taken_away(node: str) -> str:
-    """Return a node's short id and its market label if it is a spot node, such as '1a2b3c4d (ray.io/market-type=spot)'. Empty
-    for any other node."""
+    """If a node is a spot node, return its short id and its market label, such as '1a2b3c4d (ray.io/market-type=spot)'. Return
+    an empty string for any other node."""
     [labels, *_] = [one.get("Labels", {}) for one in ray.nodes() if one["NodeID"] == node] or [{}]
     market = labels.get(MARKET_LABEL, "")
     return f"{node[:8]} ({MARKET_LABEL}={market})" if market.lower() in SPOT else ""
@@ -336,10 +336,10 @@ def _settled(under_way: selectors.BaseSelector, hello: bytes) -> dict[Any, int]:
 
 
 def _monotonic(deadline_ms: int, told: TimeLeft | None) -> float:
-    """Convert a node's deadline, in milliseconds since 1970, to ``time.monotonic`` [s]. Clocks of machines differ. So if the
-    node's own watcher has announced this deadline, the time left that the watcher reported (``told``) is used. Any other
-    deadline is by an unknown clock: this machine's clock is assumed, and the earlier of deadline and watcher's report is used.
-    A deadline of 0 is unknown, and counts as ``_UNDATED_S`` from now."""
+    """Convert a node's deadline, in milliseconds since 1970, to ``time.monotonic`` [s]. ``told``: the time left as reported by
+    the node's own watcher, None without a report. If the watcher reported this deadline, its time left is used, because the
+    clocks of machines differ. Otherwise this machine's clock is used, or the watcher's time left if that is shorter. A deadline
+    of 0 means unknown: ``_UNDATED_S`` from now."""
     left_s = deadline_ms / 1000 - time.time() if deadline_ms > 0 else _UNDATED_S
     if told is not None:
         left_s = told.left_s if told.deadline_ms == deadline_ms else min(told.left_s, left_s)

@@ -1,8 +1,8 @@
 """The Ray cluster to train on: the one that the user names (RAY_ADDRESS), or a private cluster that lives as long as the run.
 
-We never join a cluster that the user did not name. A private cluster keeps its files in its own folder. In Ray's usual folder,
-drivers that look for the last cluster started would find and join it. (``ray.init("auto")`` elsewhere on the machine may still
-find its process.)
+We never join a cluster that the user did not name. A private cluster keeps its files in a folder of its own. If they were in
+Ray's usual folder, other drivers that look for the last cluster started would join it. (``ray.init("auto")`` elsewhere on the
+machine may still find its process.)
 """
 
 from __future__ import annotations
@@ -536,8 +536,8 @@ is used instead."""
 ACCELERATOR = "accelerator_type:"
 """Prefix of the resource by which Ray marks nodes that have a certain kind of GPU, as in ``accelerator_type:A100``."""
 _A_LITTLE = 0.001
-"""Amount of such a resource that a measuring task requests, so that it runs on a node with that kind of GPU. A node has 1 of
-it."""
+"""Amount of an ``accelerator_type`` resource that a measuring task requests, so that it runs on a node with that kind of GPU. A
+node has 1 of it."""
 _TASK = "measure-memory"
 
 

@@ -1,4 +1,4 @@
-"""List what `ray job submit --working-dir` would send of a folder, and what it would leave out."""
+"""List the files of a folder that `ray job submit --working-dir` would send, and those that it would leave out."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Upload(NamedTuple):
     refused_bytes: int
     """Ray refuses a package of this size or more [bytes]."""
     left_out: dict[str, int]
-    """What is not sent: file, or folder of which nothing is sent (ends with ``/``) -> its number of files, at most 10,000.
-    Folders within such a folder are not listed."""
+    """Path of a file that is not sent -> 1. Path of a folder of which nothing is sent (ends with ``/``) -> its number of files,
+    at most 10,000; folders within such a folder are not listed."""
     links: dict[str, str]
     """Symbolic link that leads out of the folder -> its target."""
 
@@ -43,8 +43,8 @@ class Upload(NamedTuple):
 
 
 def upload_of(folder: str) -> Upload:
-    """Return what Ray would send of ``folder``, by Ray's own rules: it leaves out names in .gitignore, .rayignore and Ray's own
-    list."""
+    """Return the files of ``folder`` that Ray would send, by Ray's own rules: it leaves out names in .gitignore, .rayignore and
+    Ray's own list."""
     root, sizes = Path(folder).absolute(), dict[str, int]()
 
     def visit(path: Path) -> None:

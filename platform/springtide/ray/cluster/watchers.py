@@ -67,7 +67,7 @@ class PreemptionWatcher:
 
         def announce(at_s: float, why: str) -> None:
             deadline_ms = int(at_s * 1000)
-            tell(node, TimeLeft(deadline_ms, at_s - time.time()))  # first: the driver reads it once it sees the drain
+            tell(node, TimeLeft(deadline_ms, at_s - time.time()))  # before the drain, which makes the driver read it
             drain(gcs, node, deadline_ms, why)
 
         relay = Relay(announce)

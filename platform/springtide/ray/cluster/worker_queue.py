@@ -2,9 +2,8 @@
 
     a run's driver --QueueClient: workers requested and held--> WorkerQueue --workers it may use now--> the run's policy
 
-The rule is in ``elastic/allocation.py``. Each call carries everything that the queue must know of a run. So an actor that was
-restarted knows all runs again once each has called. Only the quotas (most workers of a queue) are stored, in Ray's control
-store.
+The rule is in ``elastic/allocation.py``. Each call carries all data of a run that the queue needs. So a restarted actor has the
+data of all runs again once each run has called. Only the quotas (most workers of a queue) are stored, in Ray's control store.
 """
 
 from __future__ import annotations
@@ -44,7 +43,8 @@ _BEAT_S = 5.0
 _SILENT_S = 30.0
 """A run whose driver has not called for this long counts as gone [s]."""
 _SETTLE_S = 3.0
-"""How long a restarted queue grants no run more workers than the run holds, because it does not know all runs yet [s]."""
+"""For this long after a restart, the queue grants no run more workers than the run has, because not all runs have called yet
+[s]."""
 _ANSWER_S = 10.0
 
 
@@ -65,13 +65,13 @@ class QueueRow(NamedTuple):
 
 
 class WorkerQueue:
-    """The runs' requests for workers, and what each gets."""
+    """The runs' requests for workers, and the workers assigned to each run."""
 
     def __init__(self) -> None:
         self._requests: dict[str, ResourceRequest] = {}
         """Run -> its request, in order of arrival."""
         self._holds: dict[str, dict[str, int]] = {}
-        """Run -> node -> the workers that the run held at its last call, or was granted then."""
+        """Run -> node -> number of workers: those that the run held at its last call, or was granted in that call."""
         self._heard_s: dict[str, float] = {}
         self._shares: Allocation = {}
         self._nodes: dict[str, dict[str, float]] = {}
@@ -96,7 +96,7 @@ class WorkerQueue:
         self._look()
         granted: Mapping[str, int] = holds
         if time.monotonic() >= self._settled_s:
-            if self._stale:  # only after a change, because a hundred runs may call
+            if self._stale:  # only after a change: a hundred runs may call
                 requests = list(self._requests.values())
                 self._granted = free_of(self._nodes, requests, self._shares, self._holds)
                 self._stale = False

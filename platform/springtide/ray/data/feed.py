@@ -35,8 +35,8 @@ from springtide.stream import Batch, RankReader, Read, ahead, load
 _log = logging.getLogger(__name__)
 
 _READS_PER_PIPELINE = 256
-"""Reads per pipeline. A plan has millions of reads, and each one of a pipeline costs the scheduler an object, so a plan is
-executed by many pipelines, one after another."""
+"""Reads per pipeline. A plan has millions of reads, and Ray's scheduler keeps an object for each read of a pipeline. So a plan
+is split over many pipelines, which run one after another."""
 
 
 def feed(reader: RankReader, plan: list[Read], config: FeedConfig, name: str = "") -> Iterator[Batch]:
@@ -103,8 +103,8 @@ def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig, name: str
 
 
 def limit(context: DataContext, config: FeedConfig) -> None:
-    """Limit the resources of the pipelines of ``context``. Their tasks must not fill the node's object store: they may use room
-    for four times the reads in flight."""
+    """Limit the resources of the pipelines of ``context``. So that their tasks do not fill the node's object store, they may
+    use at most four times the size of the reads in flight."""
     store_bytes = 4 * config.reads_in_flight * max(int(config.read_bytes), 2**20)
     context.execution_options = ExecutionOptions(
         preserve_order=True, resource_limits=ExecutionResources(object_store_memory=store_bytes)

@@ -135,7 +135,7 @@ def _mapped(function: Callable[[T], object], items: Sequence[T], work: Any, **ho
     def submit(left: Mapping[int, T]) -> Generator[ItemOutcome, None, None]:
         DataContext.get_current().enable_progress_bars = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)  # the caller shows progress and failures
-        # send each item in its own row: a list of all items in each task would cost time in the square of their number
+        # send each item in its own row: sending the list of all items to every task would take quadratic time
         rows = [{_NUMBER: number, _ITEM: pickle.dumps(item)} for number, item in left.items()]
         made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             work, batch_size=None, batch_format="pyarrow", **how

@@ -1,4 +1,5 @@
-"""Listeners of a run's events that need Ray: evaluations in the background, and metrics for Prometheus. For the driver."""
+"""Listeners of a run's events that need Ray: evaluations in the background, and metrics for Prometheus. Only the driver uses
+them."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _log = logging.getLogger(__name__)
 
 _NICE = 10
 _LONGEST_S = 600.0
-"""How long the driver waits for the evaluation of one checkpoint before it ends the run [s]."""
+"""At the end of a run, the driver waits at most this long for the evaluation of a checkpoint; then it gives up the evaluation
+[s]."""
 
 
 class AsyncEvaluator:
@@ -153,8 +155,8 @@ _KNOWN: dict[str, Gauge | Counter] = {}
 class RayMetrics:
     """An event listener that exports the metrics of one run to Prometheus, until the context manager ends.
 
-    Ray drops a gauge that was not set again within twice its report interval (10 s), which is never below a second. Between
-    two settings of ``workers`` lie hours, and a step may take a minute. So a thread sets all gauges again every second.
+    Ray drops a gauge that was not set again within twice its report interval (10 s by default, at least 1 s). The number of
+    workers may stay the same for hours, and a step may take a minute. So a thread sets all gauges again every second.
     """
 
     def __init__(self, run: str) -> None:

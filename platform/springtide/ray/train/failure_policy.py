@@ -40,15 +40,15 @@ _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 
 
 class SpringtideFailurePolicy(DefaultFailurePolicy):
-    """Ray's failure policy with our rules. The limit ``elastic.max_failures`` counts the failures of the last day, without lost
-    nodes. An error that would recur is not retried: a SpringtideError, or the same error twice at the same step. A store that
-    cannot be reached is tried ``MOST_STORE_FAILURES`` times at a step, after growing pauses."""
+    """Ray's failure policy with our rules. At most ``elastic.max_failures`` failures within a day are retried; lost nodes do
+    not count. An error that would recur is not retried: a SpringtideError, or the same error twice at the same step. If a store
+    cannot be reached, the run is retried up to ``MOST_STORE_FAILURES`` times at a step, after growing pauses."""
 
     def __init__(
         self, failures: FailureConfig, job: TrainJob, processes: WorkerProcessPool, limits: MemoryLimits
     ) -> None:
         """``limits``: the run's memory limits, which this policy updates."""
-        # -1: no limit in Ray, whose count would never forget a failure; this policy counts the failures of a day
+        # -1: no limit in Ray, which counts the failures of the whole run; this policy counts only those of the last day
         super().__init__(dataclasses.replace(failures, max_failures=-1))
         self._most_failures = failures.max_failures
         self._failed_s: list[float] = []
@@ -107,8 +107,8 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return decision
 
     def _of_store(self, error: BaseException) -> FailureDecision:
-        """Retry after a pause: a store usually comes back by itself, and the step is not at fault. A full disk is not
-        retried."""
+        """Decide whether to retry after a store has failed. Retry after a pause, because a store usually comes back by itself,
+        and the step is not at fault. A full disk is not retried."""
         step = self._step()
         failed = self._stores.add(step)
         again = failed <= MOST_STORE_FAILURES and not is_disk_full(error)
@@ -140,10 +140,10 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return super().make_decision(error)
 
     def _with_less(self, is_over: bool) -> tuple[bool, str]:
-        """Find a remedy for a group that ran out of memory: smaller micro-batches (rows computed at once), with the same global
-        batch. If they have one row already, wait for a larger group, in which each worker has fewer rows, if such a group has
-        trained. Returns True and a description of the remedy, or False and why there is none. ``is_over``: whether the run ends
-        without a remedy."""
+        """Find a remedy for a group that ran out of memory: halve the micro-batches (rows computed at once); the global batch
+        stays the same. If they have only one row already, wait for a larger group, in which each worker has fewer rows; but
+        only if a larger group has trained before. Returns True and a description of the remedy, or False and why there is none.
+        ``is_over``: whether the run ends without a remedy."""
         lanes, exact = self._config.stream.num_lanes, self._config.parallel.exact
         workers = max(1, len(self._processes.plan))
         most_lanes = 1 if exact else -(-lanes // workers)  # most lanes (parts of a batch) per micro-batch
@@ -158,9 +158,10 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return False, "a micro-batch has only one row already"
 
     def _of_start(self) -> FailureDecision:
-        """Decide whether to retry a failed start. Its error does not matter: a port was taken, a peer was late, a worker was
-        killed. From the second failure at a step on, pause before the retry, as after a failure of a store. A run that has
-        trained is retried as often as after failures of a store, because a network may be down for minutes."""
+        """Decide whether to retry a failed start, whatever its error: a port was taken, a peer was late, a worker was killed.
+        After two or more failures in a row at the same step, the retry is delayed. If the run has trained before, it is retried
+        up to ``MOST_STORE_FAILURES`` times, because a network may be down for minutes. Otherwise ``elastic.max_failures`` is
+        the limit."""
         failed = self._starts.add(self._step())
         if failed > 1:
             self._processes.not_before_s = time.monotonic() + store_pause_s(failed - 1)
@@ -271,13 +272,13 @@ def _gone(nodes: set[str]) -> tuple[set[str], set[str]]:
 
 
 class _Repeats:
-    """Counts consecutive failures at the same step."""
+    """Counts failures in a row at the same step."""
 
     def __init__(self) -> None:
         self._step, self._times = -1, 0
 
     def add(self, step: int) -> int:
-        """Count a failure at ``step``. Returns how many failures in a row were at this step, including this one."""
+        """Count a failure at ``step``. Returns the number of failures in a row at this step, including this one."""
         self._times = self._times + 1 if step == self._step else 1
         self._step = step
         return self._times

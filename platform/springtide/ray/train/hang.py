@@ -257,7 +257,7 @@ def newest_collectives() -> list[Collective]:
         group = " ".join(entry.get("process_group") or ["?"])
         number = int(entry.get("collective_seq_id") or 0)
         sizes = " ".join(map(str, entry.get("input_sizes") or ()))
-        found.pop(group, None)  # an earlier process group may have had this name: the last entry counts
+        found.pop(group, None)  # keep the last entry: an earlier process group may have had this name
         found[group] = Collective(group, number, str(entry.get("profiling_name")), sizes, bool(entry.get("retired")))
     return list(found.values())
 

@@ -25,8 +25,8 @@ class TrainJob:
     begun_s: float = 0.0
     """When the run was first started, seconds since 1970; only a run with a deadline needs it."""
     compiled_key: str = dataclasses.field(default="", repr=False)
-    """Secret key that proves that cached compiled code was not changed by others (``CompileCache``); without it no code is
-    cached."""
+    """Secret key of the run's compile cache (``CompileCache``): it proves that no one else has changed the cached code. If it
+    is empty, no code is cached."""
 
     @property
     def folder(self) -> Folder:

@@ -76,7 +76,7 @@ class _RunState:
         self.events: list[Event] = []
         self.arrived = asyncio.Event()
         self.asked: GroupRequest | None = None
-        self.copy = False  # whether a COPY request (copy snapshots off leaving nodes) is open as well
+        self.copy = False  # whether a COPY request is open: copy snapshots from leaving nodes to others
         self.groups = 0
         """Number of worker groups started so far."""
         self._changed = asyncio.Event()
@@ -92,7 +92,7 @@ class _RunState:
 
     @property
     def request(self) -> GroupRequest | None:
-        """The request that the workers must carry out: ``asked``; without one, COPY if that is open; else None."""
+        """The open request to the workers: ``asked`` if it is set; else COPY if a COPY request is open; else None."""
         return self.asked or (GroupRequest.COPY if self.copy else None)
 
     def changed(self) -> None:
@@ -106,7 +106,7 @@ class _RunState:
 
 
 class Mailbox:
-    """The mailbox actor: one per driver, on its node, and for one run at a time. Ends with the driver.
+    """The mailbox actor. There is one per driver, on the driver's node. It serves one run at a time, and ends with the driver.
 
     A call with the key of a run that is over does nothing and returns None.
     """
@@ -167,7 +167,7 @@ class Mailbox:
             run.changed()
             return
         weaker = run.asked is GroupRequest.STOP and request is not GroupRequest.STOP
-        weaker |= run.asked in _LEAVING and request is GroupRequest.SAVE  # a leaving group keeps its state anyway
+        weaker |= run.asked in _LEAVING and request is GroupRequest.SAVE  # leaving keeps the state anyway
         if key == run.key and not weaker:
             run.asked, run.leave_by_s = request, time.monotonic() + left_s
             run.changed()
@@ -323,8 +323,8 @@ class MailboxClient:
         return Reply(self.actor.heartbeat.remote(self.key))
 
     def reset_for_new_group(self) -> Reply[None]:
-        """Reset the mailbox for a new worker group: the group has not left, and requests to leave or to copy snapshots are
-        withdrawn."""
+        """Reset the mailbox for a new worker group: clear ``Progress.left`` of the old group, and withdraw open requests to
+        leave or to copy snapshots."""
         return Reply(self.actor.reset_for_new_group.remote(self.key))
 
     def group_runs(self, workers: int) -> Reply[None]:
@@ -337,19 +337,19 @@ class MailboxClient:
         return Reply(self.actor.group_formed.remote(self.key))
 
     def notices(self) -> Reply[dict[str, TimeLeft] | None]:
-        """Reply with leaving node -> the time left to it."""
+        """Reply with the time left to each leaving node."""
         return Reply(self.actor.notices.remote(self.key))
 
     def progress(self) -> Reply[Progress | None]:
-        """Limit the workers of the current group and of later ones, and set whether the run is paused."""
+        """Reply with the run's progress, which Ray Train's controller polls."""
         return Reply(self.actor.progress.remote(self.key))
 
     def limit_workers(self, limit: WorkerLimit) -> Reply[None]:
-        """Set the most workers of this group and later ones, and whether the run is paused."""
+        """Limit the workers of the current group and of later ones, and set whether the run is paused."""
         return Reply(self.actor.limit_workers.remote(self.key, limit))
 
     def limit_micro_batch(self, rows: int) -> Reply[None]:
-        """Set the largest micro-batch allowed for later groups, because more rows did not fit in memory [rows]."""
+        """Limit the micro-batches of later groups to this many rows, because more did not fit in memory."""
         return Reply(self.actor.limit_micro_batch.remote(self.key, rows))
 
     def largest_micro_batch(self) -> Reply[int | None]:

@@ -48,13 +48,13 @@ _Entry = Mapping[str, Any]
 """A node's entry in Ray's table of nodes."""
 _LOOK_S = 1.0
 _AGAIN_S = 15.0
-"""Least time between two decisions while the nodes do not change [s]. If half of ``Deadline.change_s`` is longer, that is used,
-as in simulations."""
+"""Least time between two decisions while the nodes do not change [s]. Half of ``Deadline.change_s`` is used instead if it is
+longer."""
 _ASK_S = 5.0
 """Time between two checks that the autoscaler can provide what is requested [s]."""
 _REFUSED = 2
-"""The request is reduced after this many consecutive refusals by the autoscaler. One is too few: a node that is being ended
-still counts at first."""
+"""The request is reduced after this many consecutive refusals by the autoscaler. A single refusal may be temporary: at first
+the autoscaler still counts a node that is being ended."""
 _REFUSED_S = 600.0
 """Time after which a reduced request is raised to the full one again [s]."""
 _MEASURED = 3
@@ -103,8 +103,8 @@ class OnDemandNodes:
         """Nodes that were given back and on which no snapshot server is left."""
         self._sent: tuple[int, float] = (0, math.inf)
         self._usable, self._again_s = frozenset[tuple[str, int]](), -math.inf
-        """``_usable``: each node with its places at the last decision. ``_again_s``: when the next decision is due if these
-        stay the same, by ``time.monotonic`` [s]."""
+        """``_usable``: each node with its places at the last decision. ``_again_s``: when the next decision is due if nodes and
+        places have not changed, by ``time.monotonic`` [s]."""
         self._can_be_met, self._doubted_s = True, math.inf
         """``_can_be_met``: whether the deadline was last reported as in reach. ``_doubted_s``: since when the opposite holds,
         by ``time.monotonic`` [s]; infinite if it does not."""
@@ -209,7 +209,7 @@ class OnDemandNodes:
             order = self._book.decide(deadline, here, done, passed_s, multiple)
         if order.workers > before:
             self._ordered_s, self._known = now, {one.id for one in here if one.on_demand}
-            for node in self._shared - {*busy}:  # a shared node may count towards the order: use it again
+            for node in self._shared - {*busy}:  # other runs keep these given-back nodes: use them again
                 self._given.pop(node, None)
         self._give_back(order, {one.id: one for one in here}, entries, progress, now)
         if order.workers != before or order.give_back:
@@ -230,7 +230,7 @@ class OnDemandNodes:
         progress: Progress,
         now: float,
     ) -> None:
-        """Have the group leave the nodes that ``order`` gives back, and have Ray end those of them on which no other run has
+        """Make the group leave the nodes that ``order`` gives back. Ray ends those of them on which no other run has
         workers."""
         costs, reserve_s = progress.prospects, float(self._job.config.elastic.reserve)
         for node in order.give_back:

@@ -34,7 +34,7 @@ PATIENCE_S = 3.0
 """How long a process may take to leave its worker group [s]."""
 START_S = 600.0
 """Most time for a new process to become ready [s]. It is long because eight processes of a node may load torch over a network,
-and compile."""
+and then compile."""
 _MEET_S = 180.0
 """Most time for ready processes to form a group [s]."""
 _LEAST_START_S = 20.0
@@ -43,7 +43,7 @@ have to load Python and torch first."""
 _ALONE_S = 20.0
 """Once enough processes for a group are ready, wait this long for more, counted from the newest ready process [s]."""
 _SETTLE_S = 30.0
-"""How long a process may take to store its shard of the state, left from a lost group, on its node [s]."""
+"""After a group is lost, a process may take this long to store its shard of the state on its node [s]."""
 _LOOK_S = 1.0
 """Time between two checks of starting processes [s]."""
 _MEASURE_S = 5.0
@@ -54,8 +54,8 @@ Start = Callable[[str, str], ActorHandle]
 
 
 class UnfitNodesError(WorkerGroupStartupFailedError):
-    """A group cannot start: a device or network check failed on a node, or the workers of some nodes did not come up while
-    others did. The next group starts without these nodes."""
+    """A group cannot start: a device or network check failed on a node, or the workers of some nodes did not come up although
+    others did. The next group starts without the failed nodes."""
 
 
 class StartCancelledError(WorkerGroupStartupFailedError):
@@ -80,7 +80,7 @@ class WorkerProcessPool:
 
     def __init__(self) -> None:
         self.owner = "springtide"
-        """Owner with which the names of the processes begin (``names.owner_of``)."""
+        """Owner of the processes; their names begin with it (``names.owner_of``)."""
         self.plan: tuple[str, ...] = ()
         """The node of each worker of the next group."""
         self.not_before_s = 0.0
@@ -131,7 +131,7 @@ class WorkerProcessPool:
         self.plan, self._job, self._can_start = plan, job, can_start
 
     def newly_ready(self) -> list[tuple[str, float]]:
-        """Return the nodes on which a new process became ready since the last call, and how long it took [s]."""
+        """Return the nodes on which a new process became ready since the last call, and how long each process took [s]."""
         found, self._newly_ready = self._newly_ready, []
         return found
 
@@ -159,9 +159,9 @@ class WorkerProcessPool:
         return {node: reason for node, (reason, until_s) in self._left_out.items() if now < until_s}
 
     def warm(self, nodes: Sequence[str], busy: Sequence[str]) -> None:
-        """Start processes until each node has as many as the number of times that it occurs in ``nodes``. Processes of the
-        current group, on the nodes ``busy``, count. A node whose process fails a check or does not become ready is excluded for
-        a while."""
+        """Start missing processes: a node that occurs twice in ``nodes`` gets two in all. Processes of the current group, on
+        the nodes ``busy``, are included. If a process fails a check or does not become ready, its node is excluded for a
+        while."""
         have = Counter(busy) + Counter(process.node for process in self._free)
         self._free += [self._begin(node) for node in (Counter(nodes) - have).elements()]
         done = _done([process.ready for process in self._free], 0.0)
@@ -188,10 +188,11 @@ class WorkerProcessPool:
         return Counter(busy) + Counter(process.node for process in self._free)
 
     def take(self, start: Start) -> list[WorkerProcess]:
-        """Return one process per worker of the plan, as soon as all are ready. ``start`` is called for processes that are
-        missing, and later by ``warm``. If a process is gone or far slower than the others, this group does not start, and the
-        next group leaves out that process's node. Raises StartCancelledError if ``is_cancelled`` returns True, UnfitNodesError
-        if some processes came up but others did not or failed a check, WorkerGroupStartupFailedError if no process came up."""
+        """Return one process per worker of the plan, as soon as all are ready. ``start`` is called for missing processes, and
+        later by ``warm``. If a process is gone or far slower than the others, this group does not start, and the next group
+        leaves out that process's node. Raises StartCancelledError if ``is_cancelled`` returns True,
+        WorkerGroupStartupFailedError if no process came up. Raises UnfitNodesError if some processes came up, but others did
+        not or failed a check."""
         self._start = start
         taken: list[WorkerProcess] = []
         lacking, left = Counter(self.plan), list[WorkerProcess]()
@@ -229,8 +230,8 @@ class WorkerProcessPool:
         return taken
 
     def trim(self, places: Mapping[str, int], busy: Sequence[str]) -> None:
-        """End the free processes on each node that exceed the number of workers that this run may have there (``places``).
-        Processes of the current group, on the nodes ``busy``, count towards that number."""
+        """End surplus free processes, so that this run has at most ``places[node]`` processes on each node. Processes of the
+        current group, on the nodes ``busy``, are included."""
         room, kept = Counter(places) - Counter(busy), []
         for process in self._free:
             if room[process.node] > 0:
@@ -261,7 +262,8 @@ class WorkerProcessPool:
         if self.closed:  # another thread has closed the pool, and may have missed this actor
             self._end(actor)
             raise WorkerGroupStartupFailedError("the run's driver has ended all processes")
-        measure_network = self._measured.get(node) not in self._all  # the process that measured the node may have ended
+        # measure the network once per node, and again if the process that was to measure it has ended
+        measure_network = self._measured.get(node) not in self._all
         if measure_network:
             self._measured[node] = actor
         actor.execute.remote(load_worker)  # load modules first: unpickling the job would import them more slowly
@@ -269,9 +271,10 @@ class WorkerProcessPool:
         return WorkerProcess(node, actor, ready, time.monotonic())
 
     def _await(self, processes: Sequence[WorkerProcess]) -> tuple[set[ObjectRef], set[ObjectRef]]:
-        """Wait for the processes to become ready. Returns early in three cases: all processes that are not ready are gone; they
-        have taken far longer than earlier starts of this run; enough for a group have been ready for a while. Returns the
-        ``ready`` references that are available, and the ``ready`` references of processes that are gone."""
+        """Wait for the processes to become ready. Returns early in three cases: every process that is not ready is gone; those
+        that are not ready have taken far longer than earlier starts of this run; enough processes for a group have been ready
+        for a while. Returns the ``ready`` references that are available, and the ``ready`` references of processes that are
+        gone."""
         done, gone, liveness = _done([process.ready for process in processes], 0.0), set[ObjectRef](), Liveness()
         begin_s = newest_s = time.monotonic()
         while waiting := {process.ready: process for process in processes if process.ready not in done}:
@@ -293,12 +296,12 @@ class WorkerProcessPool:
         return done, gone - done
 
     def _is_late(self, process: WorkerProcess) -> bool:
-        """Return True if a process has taken longer to start than the limit, which follows from earlier starts of this run."""
+        """Return True if a process has taken longer than the time limit, which is computed from earlier starts of this run."""
         return time.monotonic() - process.begin_s > self._start_times.limit_s()
 
     def _check(self, processes: Sequence[WorkerProcess]) -> dict[ObjectRef, bool | None]:
-        """Return the ``ready`` reference of each process -> the result of ``_is_fit``. Each process must be ready or have
-        ended."""
+        """Return the ``ready`` reference of each process -> the result of ``_is_fit``. Only for processes that are ready or
+        have ended."""
         known = HealthTable({node: one for node, one in self._health.items() if node not in self._leaving})
         return {process.ready: self._is_fit(process, known) for process in processes}
 
@@ -312,7 +315,7 @@ class WorkerProcessPool:
             self.exclude(node, f"no worker came up on it: {last_line(error)}", is_process_lost=True)
             return None
         before = self._health.get(node)
-        if before is not None and not health.network_bytes_per_s:  # another process of the node measured it
+        if before is not None and not health.network_bytes_per_s:  # another process measured the node's network
             health = health._replace(network_bytes_per_s=before.network_bytes_per_s)
         reason = known.unfit(node, health)
         # if only the node's network is too slow, measure it again: other processes may have used it during the first
@@ -434,8 +437,8 @@ def _outcomes(asked: Sequence[tuple[Worker, ObjectRef]], wait_s: float) -> list[
 
 
 def _settled(outcomes: Sequence[tuple[Worker, Outcome]]) -> list[tuple[Worker, Outcome]]:
-    """Have the workers that together hold the newest whole state store their shards of it; other workers drop their shards.
-    Returns each worker with its final outcome."""
+    """Send a last request to the workers that still have a shard of the state. Workers that together hold the newest whole
+    state must store their shards; all others must drop them. Returns each worker with its final outcome."""
     offers = [(worker, offer) for worker, offer in outcomes if isinstance(offer, LiveShard)]
     ranks = newest_holders([offer for _, offer in offers])
     part = set(ranks)

@@ -90,7 +90,8 @@ _SOON_S = 0.05
 _LOOK_S = 0.2
 """Time between two checks of the nodes of a small group while it forms [s]."""
 _LOOKS_PER_S = 1000.0
-"""Most connections per second to check the nodes of a larger group while it forms; each check of a node costs one [nodes/s]."""
+"""Most connections per second to check the nodes of a larger group while it forms; each check of a node opens one connection
+[nodes/s]."""
 
 
 class Reservation(PlacementGroupHandle):
@@ -151,7 +152,7 @@ class PooledWorkerGroup(WorkerGroup):
             finally:
                 self._formation_ended.set()
                 if self._watch is not None:
-                    self._watch.join()  # otherwise it might kill a process that the next group has taken
+                    self._watch.join()  # a late kill might hit a process of the next group
             self.processes.setup_times.add(time.monotonic() - self._taken_s, len(self._taken))
         except Exception as error:
             self._clear_state()
@@ -183,7 +184,7 @@ class PooledWorkerGroup(WorkerGroup):
                     workers.append(Worker(process.actor, ray.get(answer), resources_per_worker))
                     continue
                 processes.exclude(process.node, f"its worker does not answer in {_ANSWER_S:g} s")
-            except RayError:  # the process is lost, perhaps not its node: do not exclude it
+            except RayError:  # do not exclude the node: perhaps only its process is lost
                 pass
             lost.append(process.node)
             processes.discard(process)
@@ -262,8 +263,8 @@ def _starter(resources: dict[str, float], environment: Mapping[str, object]) -> 
 
 
 class _BeforeRendezvous(WorkerGroupCallback):
-    """Reports a fault point (where tests inject failures) when Ray counts a group as started, but its workers have not formed a
-    process group yet."""
+    """Reports a fault point, at which tests inject failures. Ray counts the group as started at this point, but its workers
+    have not formed a process group yet."""
 
     def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
         """Report a fault point. Ray calls this before all other callbacks."""
@@ -295,7 +296,7 @@ class Controller(TrainController):
         return await super()._poll_workers()
 
     def _execute_resize_decision(self, decision: ResizeDecision) -> TrainControllerLoopIterationResult:
-        """Resize the group. A resize to 0 workers, which Ray does not know, ends the group and all free processes; Ray then
+        """Resize the group. A resize to 0 workers, which Ray does not support, ends the group and all free processes. Ray then
         asks the scaling policy for the next decision."""
         if decision.num_workers:
             return super()._execute_resize_decision(decision)
@@ -309,8 +310,8 @@ class Controller(TrainController):
     def _make_and_handle_scaling_decision_for_non_running_worker_group(
         self, controller_state: TrainControllerState
     ) -> TrainControllerLoopIterationResult:
-        """End a failed group before the next decision. Only then is it known which of its processes are ready. The next group
-        can use them, and need not wait for a new process in place of a lost one."""
+        """End a failed group before the next decision, because only then is it known which of its processes are ready. The next
+        group can use them, and need not wait for a new process in place of a lost one."""
         if self._worker_group is not None:
             self._shutdown_worker_group()
         return super()._make_and_handle_scaling_decision_for_non_running_worker_group(controller_state)

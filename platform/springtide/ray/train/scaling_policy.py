@@ -92,12 +92,12 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._cells = bounds.worker_multiple, bounds.min_workers
         self._limits, self._began_at = limits, 0
         self._runs = False
-        """Whether the mailbox has been told that the processes of the newest group run."""
+        """Whether the mailbox was informed that the processes of the newest group run."""
         self._watches = watches
         self._memory = PolicyState()
         self._reported = ""
-        """Reason of the last reported decision, without its digits: a reason in which only numbers differ is not reported
-        again."""
+        """Reason of the last reported decision, with its digits removed. A new reason that differs only in numbers is not
+        reported again."""
         self._asked: GroupRequest | None = None
         """The newest request that this policy has sent to the training group; None if there is none."""
         self._asked_by_s = math.inf
@@ -108,7 +108,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         nodes that stay)."""
         self._alive, self._mine = set[str](), dict[str, dict[str, float]]()
         self._others = ""
-        """``WorkerShare.others`` at the last query: what this run waits for, or which runs get its workers."""
+        """From the last query of the pool or queue that shares out workers: what this run waits for, or which runs get its
+        workers."""
         self._looked_s = float("-inf")
         self._leaving = 0
         self._deadlines = NodeDeadlines(lambda: self._mailbox.notices().get(_ANSWER_S) or {})
@@ -140,9 +141,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return self._asked in (GroupRequest.LEAVE, GroupRequest.EVACUATE)
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop, TrainingInterrupted
-        when the run has waited for nodes as long as ``elastic.wait`` allows or its state cannot be saved, RunExists when
-        another driver has claimed the run."""
+        """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop, and RunExists when
+        another driver has claimed the run. Raises TrainingInterrupted when the run has waited for nodes as long as
+        ``elastic.wait`` allows, or its state cannot be saved."""
         begin_s = time.thread_time()
         try:
             decision = self._look()
@@ -188,8 +189,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             _log.warning("cannot query Ray for nodes, retrying: %s", error)
 
     def _wait(self, pause_s: float) -> None:
-        """Wait until the next poll of the cluster. Returns early when a process is ready, no node has come or gone for
-        ``settle_s``, or the run is to stop."""
+        """Wait until the next poll of the cluster. Returns early in three cases: a process is ready; no node has come or gone
+        for ``settle_s``; the run is to stop."""
         now = time.monotonic()
         settled_s = self._memory.since_s + self._bounds.settle_s + _MOMENT_S
         until_s = min(now + pause_s, settled_s if now < settled_s else math.inf)
@@ -260,8 +261,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             self._asked, self._asked_by_s = wanted, by_s
 
     def _start_or_stop(self, progress: Progress, busy: tuple[str, ...], probe: bool = True) -> ScalingDecision:
-        """Start the next group when a group ends, by ``_start``. If the run is to stop and no group can start, stop the run
-        here and raise StoppedWaiting, because no group will come to receive the stop request."""
+        """When a group ends, start the next group. If the run is to stop and no group can start, stop the run here and raise
+        StoppedWaiting, because no group will come to receive the stop request."""
         decision = self._start(progress, busy, probe)
         if progress.stop and isinstance(decision, NoopDecision):
             self._end_waiting(progress)
@@ -297,7 +298,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._saver.cancel()
         self._processes.prepare(decision.nodes, self._job, lambda workers: self._bounds.feasible(workers) > 0)
         self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
-        # wait for the reply: else ``_progress`` may still report that the old group has left, and the new group is replaced
+        # wait for the reply: until then ``_progress`` may report ``left`` of the old group, and this policy would replace the
+        # new group
         self._mailbox.reset_for_new_group().wait()
         self._asked, self._began_at, self._hung, self._runs = None, progress.step, None, False
         self._told_of, self._watch = set(), Watch()
@@ -337,8 +339,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def _decide(
         self, nodes: list[Node], group: WorkerGroup | None, progress: Progress, silent: Collection[str] = ()
     ) -> Decision:
-        """Return the policy's decision, for which nodes that are ``silent`` do not exist. Also post an event for each process
-        that has become ready since the last call."""
+        """Return the policy's decision, made without the nodes in ``silent``. Also post an event for each process that has
+        become ready since the last call."""
         seen = [node for node in nodes if node.id not in silent] if silent else nodes
         decision, self._memory = decide(self._bounds, seen, group, progress.prospects, self._memory, time.monotonic())
         for node, took_s in self._processes.newly_ready():
@@ -347,7 +349,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def _nodes(self, busy: tuple[str, ...] = (), warm: bool = False) -> list[Node]:
         """Return the cluster's nodes, each with its places (how many workers this run may have there). ``busy``: node of each
-        worker of the current group. ``warm``: start processes early on nodes where the next group would need more."""
+        worker of the current group. ``warm``: also start processes on nodes where the next group would have more workers, so
+        that they are ready in time."""
         table = live()
         reserved = self._reserved(table, busy)
         seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none, self._deadlines)
@@ -431,7 +434,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
 
 class PrivateScalingPolicy(SpringtideScalingPolicy):
-    """The policy of the only run on a private cluster: it owns all nodes, and no autoscaler could add any. So nothing is
+    """The scaling policy on a private cluster. Its only run owns all nodes, and no autoscaler could add any. So nothing is
     requested, and Ray's coordinator actor, which takes core-seconds to start, is not used."""
 
     def _send_resource_request(self) -> None:

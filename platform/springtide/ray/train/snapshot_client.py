@@ -1,5 +1,6 @@
 """A rank's client of its run's snapshot servers. Each node has one such server, which holds snapshots (copies of the training
-state) in its memory. Through the client a rank has its snapshots held and copied, and reads the snapshots of a lost group."""
+state) in its memory. A rank uses the client to store its snapshots, to copy them to other nodes, and to read the snapshots of a
+lost group."""
 
 from __future__ import annotations
 
@@ -41,14 +42,14 @@ ALONE_S = 60.0
 """How long a server stays up without its run's driver [s]."""
 _LOOK_S = 5.0
 _CANDIDATES = 4
-"""Number of nodes outside the group, besides one per copy, on which servers are started. Copies go to those that are up
-first."""
+"""To place copies outside the group, servers are started on this many more nodes than copies are needed. The copies go to the
+servers that are up first."""
 _TRIES = 3
 """Number of attempts to copy one snapshot. After a failure, other peers (nodes that hold copies) are chosen."""
 _KEEP_S, _SLOWEST_BYTES_PER_S = 30.0, 20e6
 """Time limit for holding and copying a snapshot: 30 s, plus the time for its size at the slowest speed that is accepted."""
 _HOLD_S = 5.0
-"""How long this node's server may take to hold the state that a rank of a lost group still has [s]."""
+"""How long this node's server may take to store the state that a rank still has after its group was lost [s]."""
 _READ_S = 30.0
 """How long a server may take to send a block [s]."""
 
@@ -150,12 +151,12 @@ class SnapshotClient:
         return node not in self._leaving and self._avoided.get(node, 0.0) <= time.monotonic()
 
     def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Future[None]:
-        """Have the server of this node hold the staging buffer and copy it to the peers; returns a handle for ``settled``."""
+        """Make the server of this node hold the staging buffer and copy it to the peers. Returns a handle for ``settled``."""
         fd = stage.fd  # copy in a thread of its own: neither a step nor the end of a group waits for a server
         return in_thread("springtide-copies", lambda: self._hold(snapshot, fd, needed_from), daemon=True)
 
     def hold(self, snapshot: Snapshot, stage: StagingBuffer) -> None:
-        """Have the server of this node hold the staging buffer (``SnapshotStore.hold``). Gives up after ``_HOLD_S``, so that
+        """Make the server of this node hold the staging buffer (``SnapshotStore.hold``). Gives up after ``_HOLD_S``, so that
         the next group does not wait."""
         try:
             asked = self._mine.keep.remote(snapshot, snapshot.slot, os.getpid(), stage.fd, [])
@@ -164,7 +165,7 @@ class SnapshotClient:
             raise OSError(str(error).splitlines()[0]) from None
 
     def _hold(self, snapshot: Snapshot, fd: int, needed_from: int) -> None:
-        """Have this node's server hold a snapshot and copy it to the peers; a peer that fails is replaced. Raises OSError if
+        """Make this node's server hold a snapshot and copy it to the peers; a peer that fails is replaced. Raises OSError if
         that fails or takes too long."""
         until_s = time.monotonic() + _KEEP_S + snapshot.size_bytes / _SLOWEST_BYTES_PER_S
         problem, is_held = "", False

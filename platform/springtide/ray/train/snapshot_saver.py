@@ -2,12 +2,12 @@
 the driver's side.
 
     no group will train soon --begin--> a thread: find the snapshot -> claim a lease -> servers write their parts -> Saved
-    a group starts ------------cancel--> no lease is claimed from then on; the group's newer lease ends a save under way
+    a group starts ------------cancel--> no more leases are claimed; the group's newer lease ends a save that still runs
     the run is asked to stop --finish--> wait for the save
 
 While no group trains, the newest state is only in the memory of nodes. These nodes may leave, or end with the run. If the
-driver itself is gone, for example killed, the servers commit this state before they end, and one of them does the driver's
-part: ``OrphanedRun``.
+driver itself is gone, for example killed, the servers commit this state before they end. One of them then does the driver's
+work (``OrphanedRun``).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _LOOK_S = 0.2
 _WRITE_S = PARTS_S + 60.0
 """How long the servers may take to write the snapshot parts that they hold [s]."""
 _ORPHANED_S = PARTS_S
-"""How long servers without a driver try to commit what they hold [s]."""
+"""How long servers without a driver try to commit their snapshots [s]."""
 _EACH_S = 0.05
-"""An orphaned server (its driver is gone) pauses between two look-ups this long for each server of the run, because each server
-queries all others [s]."""
+"""Pause between two look-ups of a server whose driver is gone, for each server of the run [s]. The pause grows with their
+number, because each look-up queries all of them."""
 _log = logging.getLogger(__name__)
 
 
@@ -71,9 +71,9 @@ class OrphanedRun:
         return Folder(self.url)
 
     def commit(self, here: tuple[str, int], is_over: Callable[[], bool]) -> None:
-        """Commit the newest whole snapshot that the run's servers hold. Each server calls this. The first of them, by node and
-        process id, claims a lease and commits; a new driver may take over this lease at once. The other servers stay up until
-        the checkpoint exists, because they hold parts of it.
+        """Commit the newest whole snapshot that the run's servers hold. Each server calls this. The server with the lowest node
+        and process id claims a lease and commits; a new driver may take over this lease at once. The other servers stay up
+        until the checkpoint exists, because they hold parts of it.
 
         Args:
             here: node and process of this server, as ``SnapshotServer.found`` returns them.
@@ -91,7 +91,7 @@ class OrphanedRun:
                     return
                 lacking = to_commit(self.folder, held, configs.fingerprint(self.config))
                 if not lacking and not num_unheard(servers, places):
-                    # nothing is left to commit; a server that has not answered might hold missing parts
+                    # nothing is left to commit, and no silent server can hold missing parts of a newer snapshot
                     return
                 if lacking and here == min(place.where for place in places):
                     saver.save_newest()
@@ -113,17 +113,17 @@ class SnapshotSaver:
         get a newer lease."""
         self._thread: threading.Thread | None = None
         self._attempt = 0
-        """Number of the newest save. If a group starts, the number grows: an older save may then neither claim a lease nor
-        record its result."""
+        """Number of the newest save. It is also increased when a group starts: a save with a lower number may then neither
+        claim a lease nor record its result."""
         self._safe, self._problem = not job.keeps_snapshots, ""
         self._not_before_s, self._failures = float("-inf"), 0
         self._silent = 0
         """Number of servers that did not answer the last look-up, and may hold the rest of a newer snapshot."""
         self._excluded: set[tuple[tuple[str, int], SnapshotKey]] = set()
-        """Server and snapshot key of each corrupt copy, whose bytes are not those that its rank copied."""
+        """Server and snapshot key of each corrupt copy: its bytes differ from those that the rank copied."""
         self.refused: RunExists | None = None
-        """The error if another driver has claimed the run, so that this driver may neither save nor train any more; else
-        None."""
+        """The error if another driver has claimed the run; else None. If it is set, this driver may neither save nor train any
+        more."""
 
     def begin(self) -> None:
         """Save the newest snapshot in the background if the store lacks it. Does nothing if a save is under way, or has failed
@@ -136,7 +136,7 @@ class SnapshotSaver:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Stop saving from memory: claim no more leases. A worker group that restores from memory is about to start."""
+        """Stop saving from memory, because a worker group that restores from memory is about to start: claim no more leases."""
         with self._lock:
             self._thread, self._attempt, self._problem = None, self._attempt + 1, ""
             self._safe, self._failures, self._not_before_s = not self._job.keeps_snapshots, 0, float("-inf")
@@ -153,7 +153,7 @@ class SnapshotSaver:
 
     @property
     def is_safe(self) -> bool:
-        """Whether the store has the newest state, as far as known."""
+        """Whether the store is known to have the newest state."""
         return self._safe
 
     @property
@@ -181,8 +181,8 @@ class SnapshotSaver:
 
     def save_newest(self, attempt: int = 0) -> Saved | None:
         """Commit the newest snapshot. If a copy in memory is corrupt, use other copies as long as there are any. Returns None
-        if the store has that step already, no whole snapshot is left, or a group has started since save number ``attempt``
-        began."""
+        in three cases: the store has that step already; no whole snapshot is left; a group has started since save number
+        ``attempt`` began."""
         while True:
             excluded = len(self._excluded)
             try:
@@ -214,7 +214,8 @@ class SnapshotSaver:
                 term = leases.claim(run, job.owner, trains=False, again=True, yields=is_orphaned).term
             except RunExists as error:
                 last = leases.newest(run)
-                self.refused = error if last and last.owner != job.owner else None  # None: own servers were first
+                # no refusal if this driver's own servers have claimed the lease
+                self.refused = error if last and last.owner != job.owner else None
                 raise
         shown, checkpoint = configs.redact(config).model_dump(mode="json"), config.checkpoint
         jobs = jobs_for(run, term, parts, shown, Rule.of(checkpoint))
@@ -240,8 +241,8 @@ class SnapshotSaver:
 
 
 def _outcomes(asked: Mapping[ObjectRef[Any], ActorHandle]) -> list[Committed]:
-    """Return what the servers that hold the parts have written. Raises an error at once, because the server with rank 0's part
-    would wait for the others. Raises OSError if a server does not answer in time, or is gone.
+    """Return what the servers that hold the parts have written. If a server returns an error, raise it at once: the server with
+    rank 0's part would wait in vain for the other parts. Raises OSError if a server does not answer in time, or is gone.
 
     Args:
         asked: the pending result of each write -> the server that writes.
@@ -252,7 +253,7 @@ def _outcomes(asked: Mapping[ObjectRef[Any], ActorHandle]) -> list[Committed]:
         if not done and time.monotonic() >= end_s:
             raise OSError(f"{len(waiting)} snapshot servers did not write their parts within {_WRITE_S:g} s")
         if not done and liveness.gone({asked[one]: "" for one in waiting}):
-            raise OSError("a snapshot server that was to write its part does not answer: it is stopped, or its host")
+            raise OSError("a snapshot server that must write its part does not answer: its process or host is stopped")
         for outcome in ray.get(done):
             if not isinstance(outcome, Committed):
                 raise outcome

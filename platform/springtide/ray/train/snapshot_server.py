@@ -2,15 +2,15 @@
 survive the ranks that have written them.
 
     rank --keep(pid, fd)--> server of its node: opens the memory itself --replicate--> servers of other nodes
-    after a loss: rank 0 asks every server which parts it has (a part is one rank's share of a snapshot); the newest step
-        of which all parts are held is read back, and the servers send the tables of tensor pieces of only these parts
+    after a loss: rank 0 asks every server which parts it has (a part is one rank's share of a snapshot), and chooses the
+        newest step whose parts are all there. Only the parts of this step, and their tables of tensor pieces, are read
 
 Calls that wait for another server have threads of their own: two servers whose threads all wait for each other would deadlock.
 A call from one server to another (``replicate``) waits for nothing.
 
 A server belongs to one run (its name has the digest of the run's URL), outlives worker groups, and ends itself when the run's
-driver has been gone for a minute. Its memory has no file name, and is freed when it ends. Before that, the servers commit what
-they hold (``snapshot_saver.OrphanedRun``).
+driver has been gone for a minute. Its memory has no file name, and is freed when the server ends. Before they end, the servers
+commit their snapshots (``snapshot_saver.OrphanedRun``).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ if TYPE_CHECKING:  # avoids a circular import
     from springtide.ray.train.snapshot_saver import OrphanedRun
 
 THREADS = {"keep": 16, "copy": 16}
-"""Number of threads by Ray's concurrency group of a call. ``keep``: calls that wait for other servers. ``copy``: calls that
-move bytes."""
+"""Number of threads of each of Ray's concurrency groups. ``keep``: calls that wait for other servers. ``copy``: calls that move
+bytes."""
 ASK_THREADS = 4
 """Threads for all other calls, which are answered at once."""
 _CHUNK_BYTES = 32 * 2**20
@@ -77,7 +77,7 @@ class _Segment:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the memory holds all of ``snapshot``. It does not if the rank died while it copied its next snapshot into the
+        """Whether the memory holds all of ``snapshot``. False if the rank died while it copied its next snapshot into the same
         memory."""
         return self.map[: len(self.snapshot.mark)] == self.snapshot.mark
 
@@ -91,11 +91,11 @@ class SnapshotServer:
     """The actor that holds one run's snapshots in the memory of one node."""
 
     def __init__(self, folder: str, limit_bytes: int | None, alone_s: float) -> None:
-        """``limit_bytes``: most memory for snapshots; None is half of the memory that the node has free now. ``alone_s``: see
-        ``SnapshotClient``."""
+        """``limit_bytes``: most memory for snapshots; None is half of the memory that the node has free now. ``alone_s``: how
+        long this server stays up without the run's driver [s]."""
         self._held: dict[Place, _Segment] = {}
         self._promised: dict[Place, int] = {}
-        """Memory of each snapshot that is just being opened or allocated, which counts as used [bytes]."""
+        """Size of each snapshot whose memory is being opened or allocated now; it counts as used [bytes]."""
         self._folder, self._is_chosen = folder, limit_bytes is not None
         self._limit = free_bytes() // 2 if limit_bytes is None else limit_bytes
         self._lock = threading.Lock()
@@ -106,18 +106,19 @@ class SnapshotServer:
         threading.Thread(target=self._end_alone, args=(alone_s,), daemon=True).start()
 
     def follow(self, mailbox: MailboxClient, fault_points: str = "", orphaned: OrphanedRun | None = None) -> None:
-        """Stay up as long as the run of ``mailbox`` has a driver. ``fault_points``: see ``TrainJob``. ``orphaned``: commits the
-        snapshots held here once the driver is gone; None commits nothing."""
+        """Stay up as long as the run of ``mailbox`` has a driver. ``fault_points``: address of a test that injects faults,
+        empty without one. ``orphaned``: commits the snapshots held here once the driver is gone; with None, nothing is
+        committed."""
         self._mailbox, self._orphaned = mailbox, orphaned
         arm(fault_points)
 
     def limit(self, limit_bytes: int | None) -> None:
-        """Set the memory limit, as in ``__init__``: an earlier driver may have started this server with another limit. If the
-        limit was None before and is None again, the computed limit stays."""
+        """Set the memory limit to ``limit_bytes``, or with None to half of the free memory. An earlier driver may have started
+        this server with another limit. If ``limit_bytes`` was None before and is None again, the computed limit stays."""
         with self._lock:
             if limit_bytes is not None:
                 self._limit = limit_bytes
-            elif self._is_chosen:  # the memory of held snapshots counts as free
+            elif self._is_chosen:  # count the memory of held snapshots as free
                 self._limit = (free_bytes() + sum(held.size_bytes for held in self._held.values())) // 2
             self._is_chosen = limit_bytes is not None
 
@@ -131,16 +132,17 @@ class SnapshotServer:
         peers: Sequence[ActorHandle[SnapshotServer]],
         needed_from: int = 0,
     ) -> list[str]:
-        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``. Returns for each peer why it has
-        no complete copy; empty if it has one. Snapshots that are no longer needed are freed first: those of leases with a
-        number (term) below ``needed_from``. Raises OSError past the memory limit."""
+        """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``. First free the snapshots that are
+        no longer needed: those of leases with a number (term) below ``needed_from``. Returns for each peer why it has no
+        complete copy; empty if it has one. Raises OSError if the memory limit would be exceeded."""
         self._called_s = time.monotonic()
         place, path = (snapshot.term, snapshot.rank, False, slot), f"/proc/{pid}/fd/{fd}"
         self.forget(needed_from)
         held = self._held.get(place)
         if held is None or os.stat(path).st_ino != os.fstat(held.fd).st_ino:
             with self._room(place, snapshot):
-                opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # do not block: ``fd`` may be a pipe by now
+                # do not block: the rank may have closed ``fd``, and the number may now be that of a pipe
+                opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 held = self._put(place, _Segment(opened, snapshot, writable=False))
         held.snapshot = snapshot
         problems = [""] * len(peers)
@@ -168,8 +170,9 @@ class SnapshotServer:
     def replicate(
         self, snapshot: Snapshot, slot: int, begin: int, part: np.ndarray, is_last: bool, needed_from: int = 0
     ) -> None:
-        """Store a chunk of a peer's snapshot, from byte ``begin`` of its memory; ``needed_from`` is as in ``keep``. Raises
-        OSError past the memory limit, or if the chunk comes too late, because a newer snapshot has taken the memory."""
+        """Store a chunk of a peer's snapshot, which begins at byte ``begin`` of its memory. First free the snapshots of leases
+        with a number (term) below ``needed_from``. Raises OSError if the memory limit would be exceeded, or if the chunk comes
+        too late: a newer snapshot has taken the memory."""
         self._called_s = time.monotonic()
         place = snapshot.term, snapshot.rank, True, slot
         self.forget(needed_from)
@@ -241,7 +244,7 @@ class SnapshotServer:
     @contextlib.contextmanager
     def _room(self, place: Place, snapshot: Snapshot) -> Iterator[None]:
         """Reserve room for a snapshot while its memory is opened or allocated under the key ``place``, so that concurrent calls
-        do not use the same room. Raises OSError past the memory limit."""
+        do not use the same room. Raises OSError if the memory limit would be exceeded."""
         size = MARK_BYTES + snapshot.size_bytes
         with self._lock:
             taken = {other: held.size_bytes for other, held in self._held.items()} | self._promised
@@ -260,8 +263,8 @@ class SnapshotServer:
                 del self._promised[place]
 
     def _end_alone(self, alone_s: float) -> None:
-        """End this process once the run's driver has been gone, or has trained another run, for ``alone_s`` [s], and no rank or
-        other server has stored anything here in that time. Commit the snapshots that the run's servers hold first."""
+        """End this process after ``alone_s`` [s] in which the run's driver was gone or trained another run, and no rank or
+        other server stored anything here. Before that, commit the snapshots that the run's servers hold."""
         is_alone = True
         while is_alone:
             seen = time.monotonic()
@@ -269,7 +272,7 @@ class SnapshotServer:
                 time.sleep(min(_LOOK_S, alone_s / 4))  # between polls
                 if self._has_driver():
                     seen = time.monotonic()
-            with contextlib.suppress(Exception):  # this process ends in any case
+            with contextlib.suppress(Exception):  # ignore errors: this process ends in any case
                 if self._orphaned is not None:
                     self._orphaned.commit(self.found()[0], self._has_driver)
             is_alone = self._has_driver()

@@ -1,4 +1,4 @@
-"""What runs in each Ray Train worker: the training loop, with Ray behind its interfaces.
+"""The code that each Ray Train worker runs: the training loop, with its interfaces implemented by Ray.
 
 A worker's process outlives its worker group: ``work`` may be called in it again, as another rank of another group.
 """
@@ -57,7 +57,8 @@ _live: LiveState | None = None
 _free_since_s = 0.0
 """When this process left its newest group, by ``time.perf_counter``; 0 before [s]."""
 _LEFT_BYTES = 64 * 2**20
-"""Device memory that a process may still hold after it has left a group [bytes]. With more, the next group would lack room."""
+"""Device memory that a process may still hold after it has left a group [bytes]. A process with more is not used again, because
+the next group would lack room."""
 
 
 def work(job: TrainJob) -> None:
@@ -157,7 +158,7 @@ def warm_up(job: TrainJob, measure_network: bool, is_first: bool) -> Health:
     if servers is not None:
         servers.wait()
     gc.collect()
-    gc.freeze()  # as in ``load_worker``: later collections skip these objects
+    gc.freeze()  # later garbage collections skip the loaded objects
     return found
 
 
@@ -222,14 +223,14 @@ def _train(job: TrainJob) -> bool:
 # The task runs in a new process without torch, because this is rarely needed.
 
 _BEGIN_S = 60.0
-"""How long a node may take to start a process and look for the run; a file may take as long as it needs [s]."""
+"""How long a node may take to start a process and look for the run [s]. The time to read the file is not limited."""
 _CANDIDATES = 3
 """At most this many nodes are tried."""
 
 
 def read_elsewhere(mailbox: MailboxClient, run: Folder, name: str, file: str, nodes: Collection[str]) -> str | None:
-    """Have ``file`` of checkpoint ``name`` read on a live node outside ``nodes``. The driver's node is tried first, because it
-    has the run's storage. Returns what is wrong with the file; empty if it is good; None if no other node can see the run's
+    """Read ``file`` of checkpoint ``name`` on a live node that is not in ``nodes``. The driver's node is tried first, because
+    it has the run's storage. Returns what is wrong with the file; empty if it is good; None if no other node can see the run's
     folder.
 
     Raises:

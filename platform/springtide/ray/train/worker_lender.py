@@ -59,7 +59,7 @@ class WorkerLender:
         """Open the mailbox of a new run. Raises RunExists if another driver of this cluster trains the run."""
         owner = owner_of(config, self._is_trial)
         self.processes.owner = owner
-        # a fixed name keeps a second driver from training the run; trials need none, because their sweep is guarded
+        # a fixed name keeps a second driver from training the run; trials need none, because their sweep has a lease
         name = name_of(owner, "mailbox") if self._is_trial else f"{owner}/mailbox"
         try:
             self._mailbox = open_mailbox(name, config.num_steps, float(config.elastic.hang), self._mailbox)
@@ -68,7 +68,7 @@ class WorkerLender:
                 f"run {config.run.id!r} is being trained on this cluster by another driver; wait for it or stop it"
             ) from None
         if self._limit != WorkerLimit():
-            self._mailbox.limit_workers(self._limit).wait()  # wait: the controller must read this limit
+            self._mailbox.limit_workers(self._limit).wait()  # wait: the controller must start with this limit
         return self._mailbox
 
     def ask(self, request: GroupRequest) -> None:

@@ -27,8 +27,8 @@ class TrainFunction(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TrialJob:
-    """What the process of a trial needs, the same for all trials of a sweep. The config contains passwords, so nothing that
-    Tune saves in a file may refer to this object."""
+    """Data that the process of every trial needs. It is the same for all trials of a sweep. The config contains passwords, so
+    nothing that Tune saves in a file may refer to this object."""
 
     base: Config
     """Config of all trials, before a trial's point (its settings) is applied."""
@@ -53,9 +53,10 @@ class TrialSpec(TypedDict):
     number: int
     point: Point
     shares: NotRequired[dict[str, float]]
-    """Field -> where the point's value lies in the field's range, from 0 to 1. Only schedulers of populations use it."""
+    """Name of a setting -> position of the trial's value within the setting's range, from 0 to 1. Only schedulers of
+    populations use it."""
     of: NotRequired[str]
-    """URL of another trial's checkpoint that this trial continues from."""
+    """URL of the checkpoint of another trial from which this trial continues."""
 
 
 class TrialParameters(TypedDict):
@@ -65,8 +66,8 @@ class TrialParameters(TypedDict):
 
 
 class TrialResult(TypedDict, total=False):
-    """A trial's result, as its process sends it to the driver. The result of a trial that was never evaluated has only the
-    trial's number, the fields for its end, and the worst value as the objective."""
+    """A trial's result, as its process sends it to the driver. If the trial was never evaluated, the result has only the
+    trial's number, the fields that say how it ended, and the worst possible value as the objective."""
 
     number: int
     heldout_loss: float
@@ -81,16 +82,16 @@ class TrialResult(TypedDict, total=False):
     worker_s: float
     dollars: float
     of: str
-    """URL of another trial's checkpoint that the trial's current run started from; empty if the run started from scratch."""
+    """URL of the checkpoint of another trial from which the trial's current run started; empty if it started from scratch."""
     state: str
     """URL of the run's checkpoint of step ``step``."""
     replayed: bool
-    """Whether an earlier start of the sweep already had this result, and decided by it whether the trial continues."""
+    """True if an earlier start of the sweep already had this result and used it to decide whether the trial continues."""
     failed: str
     """Why the training failed; missing if it did not fail."""
     held: str
-    """An error that names another driver, which has claimed the sweep or the run; missing if there is none. With it nothing may
-    be recorded for the trial."""
+    """An error that names another driver, which has claimed the sweep or the run; missing if there is none. If it is set, this
+    driver may record nothing for the trial."""
     done: bool
     """Whether this is the trial's last result; Tune also sets it for a trial that it stops."""
     over: bool
@@ -104,18 +105,18 @@ def value_of(result: TrialResult, metric: str) -> float:
 
 
 def at_worst(result: TrialResult, sweep: Sweep) -> TrialResult:
-    """Return ``result`` as the last result of a trial that has failed, belongs to another driver or was never evaluated: its
-    objective is set to the worst value. Tune would end the whole sweep at a result without the objective."""
+    """Return ``result`` as the last result of a trial that has failed, belongs to another driver or was never evaluated. Its
+    objective is set to the worst value, because Tune would end the whole sweep at a result without an objective."""
     return cast("TrialResult", {**result, sweep.metric: sweep.worst, "done": True})
 
 
-# A sweep that a driver has claimed (it holds the sweep's lease): the folder, and writes that are refused without a valid lease.
+# Handle of a sweep that this driver has claimed by a lease. Once another driver has claimed the sweep, writes are refused.
 
 
 @dataclasses.dataclass(frozen=True)
 class HeldSweep:
-    """A sweep's folder, and the number (term) of the driver's lease on it. Ray Tune pickles it into a file: it has no config,
-    so no password."""
+    """A sweep's folder, and the number (term) of the driver's lease on it. Ray Tune pickles this object into a file, so it must
+    not contain the config, which has passwords."""
 
     folder: SweepFolder
     term: int

@@ -31,14 +31,14 @@ POPULATIONS = ("pbt", "pb2")
 
 
 def known_as(scheduler: TrialScheduler) -> str:
-    """Return the name that ``scheduler_of`` has for a scheduler of this class, such as 'asha'. For any other class, return the
-    class's name."""
+    """Return the name under which ``scheduler_of`` makes schedulers of this class, such as 'asha'. For any other class, return
+    the class's name."""
     return _NAMES.get(type(scheduler), type(scheduler).__name__)
 
 
 def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
-    """Return Tune's scheduler of this name. Its unit of time is a rung (an evaluation of a trial); the sweep's budget says how
-    many there are. Raises ConfigError for an unknown name."""
+    """Return Tune's scheduler of this name. Its unit of time is a rung (the training between two evaluations of a trial). The
+    sweep's budget sets the number of rungs. Raises ConfigError for an unknown name."""
     if name not in SCHEDULERS:
         raise ConfigError(explain("--scheduler", name, "is not known", configs.nearest(name, SCHEDULERS)))
     asked = {"metric": sweep.metric, "mode": sweep.mode}
@@ -56,9 +56,9 @@ def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
 
 
 class _RepeatableASHA(ASHAScheduler):
-    """An ASHA that stops no trial on a replayed result: a result that an earlier start of the sweep also had. The earlier start
-    has recorded which trials it stopped. After a resume, trials may report in another order, which would lead ASHA to other
-    decisions."""
+    """An ASHA that stops no trial on a replayed result, which an earlier start of the sweep had already. The earlier start has
+    recorded which trials it stopped. After a resume, trials may report in another order, and ASHA would then stop other
+    trials."""
 
     def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: TrialResult) -> str:
         """Handle a result. A replayed result stops no trial, but new results are compared with it."""
@@ -67,15 +67,14 @@ class _RepeatableASHA(ASHAScheduler):
 
 
 class _RepeatableMedian(MedianStoppingRule):
-    """A median stopping rule that stops no trial on a replayed result (from an earlier start of the sweep), as
-    ``_RepeatableASHA``."""
+    """A median stopping rule that stops no trial on a replayed result, which an earlier start of the sweep had already."""
 
     def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: TrialResult) -> str:
-        """Handle a result. A replayed result, which an earlier start of the sweep also had, stops no trial."""
+        """Handle a result. A replayed result stops no trial."""
         decision: str = super().on_trial_result(tune_controller, trial, result)
         if decision != TrialScheduler.STOP or not result.get("replayed"):
             return decision
-        self._stopped_trials.discard(trial)  # otherwise Tune fails at the trial's next result
+        self._stopped_trials.discard(trial)  # the trial continues: Tune fails at a result of a stopped trial
         return TrialScheduler.CONTINUE
 
 
@@ -85,7 +84,8 @@ class _SynchronousPBT(PopulationBasedTraining):
     _next_perturbation_sync: float
 
     def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: TrialResult) -> str:
-        """Handle a result, then move to the next rung: a resumed population starts at a later rung than Tune assumes."""
+        """Handle a result, then move to the next rung if all trials have reached the current one. Tune alone would assume too
+        early a rung for a resumed population."""
         decision: str = super().on_trial_result(tune_controller, trial, result)
         self._go_on(tune_controller)
         return decision
@@ -120,9 +120,10 @@ class _SynchronousPB2(_SynchronousPBT, PB2):
 
 def _population(name: str, sweep: Sweep, asked: dict[str, object]) -> TrialScheduler:
     """Return a population's scheduler. Members (trials) wait for each other at each rung (evaluation), so that the result does
-    not depend on which members lost workers. A member that takes over another member's point (settings) gets a changed one. PBT
-    changes each value by a fifth, or draws a new value. PB2 takes the next point from a Gaussian process (Parker-Holder et al.,
-    2020); the process works on positions within the ranges of the space, which are logarithmic where the space is."""
+    not depend on which members lost workers. A member that takes over another member's state gets a changed copy of that
+    member's point (settings). PBT changes each value by a fifth, or draws a new value. PB2 takes the next point from a Gaussian
+    process (Parker-Holder et al., 2020). Its inputs are positions from 0 to 1 within the settings' ranges, on a logarithmic
+    scale for logarithmic ranges."""
     if name == "pb2":
 
         def explore(config: TrialParameters) -> TrialParameters:

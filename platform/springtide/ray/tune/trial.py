@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Trial(tune.Trainable):
-    """A trial as Tune's Trainable. A step of Tune's is the training up to the trial's next evaluation."""
+    """A trial as Tune's Trainable. One step in Tune's sense is the training up to the trial's next evaluation."""
 
     def __repr__(self) -> str:
         """Return this process's name in Ray's dashboard. Ray calls this once, and the process runs one trial after another."""
@@ -48,7 +48,7 @@ class Trial(tune.Trainable):
         self._take_on(config)
 
     def _take_on(self, config: TrialParameters) -> None:
-        self._number = number_of(str(self.trial_name))  # from the name: the config may be another trial's
+        self._number = number_of(str(self.trial_name))  # not from the config, which may be another trial's
         self._spec = config["trial"]
         self._lineage: list[Generation] = []
         self._runner: TrialRunner | None = None
@@ -87,12 +87,12 @@ class Trial(tune.Trainable):
                     raise error
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, int]:
-        """Stop the run with everything saved; Tune calls this to pause the trial. Returns the last reported step."""
+        """Save the run's state and stop the run; Tune calls this to pause the trial. Returns the last reported step."""
         self._stop()
         return {"reported": self._reported}
 
     def load_checkpoint(self, checkpoint: dict[str, int] | None) -> None:
-        """Restore which step was reported last, so that the trial reports only later steps."""
+        """Restore the number of the last reported step, so that the trial reports only later steps."""
         self._reported = (checkpoint or {}).get("reported", self._job.settled_step)
 
     def reset_config(self, new_config: TrialParameters) -> bool:
@@ -134,7 +134,7 @@ class Trial(tune.Trainable):
             if name in committed(donor):
                 before = folder.trials / self._lineage[-1].run
                 self._lineage = with_takeover(self._number, self._lineage, point, of)
-                folder.write_lineage(self._number, self._lineage)  # before the run starts: a restart must find this
+                folder.write_lineage(self._number, self._lineage)  # before the run starts: a restart reads this
                 pass_run_on(
                     before, folder.trials / self._lineage[-1].run
                 )  # one MLflow run per trial, over all generations

@@ -1,6 +1,8 @@
 """Train a trial's run in a thread, which reports its progress by a queue of messages:
 
-Evaluated*  Finished | Failed       first come the evaluations of an earlier start of the sweep, read from the journal
+any number of Evaluated, then Finished or Failed
+
+The first messages are the evaluations of an earlier start of the sweep, read from the journal.
 """
 
 from __future__ import annotations
@@ -73,8 +75,7 @@ class TrialRunner:
         self._messages: queue.Queue[Message] = queue.Queue()
         self._steps: dict[int, StepDone] = {}
         self.judged_step = 0
-        """Up to this step, an earlier start of the sweep has used the trial's evaluations to decide whether the trial
-        continues."""
+        """Evaluations up to this step were used by an earlier start of the sweep to decide whether the trial continues."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -88,8 +89,8 @@ class TrialRunner:
 
         Args:
             decided: whether the sweep has recorded that the trial must not continue.
-            saved_only: drop earlier evaluations after the newest checkpoint, and evaluate again there. For a population,
-                whose members take over each other's saved states.
+            saved_only: drop evaluations of steps after the newest checkpoint; these steps are trained and evaluated again. For
+                a population, whose members take over each other's saved states.
         """
         events = read_journal(self.folder) if self.folder.exists(configs.RUN_CONFIG) else []
         if saved_only:
@@ -100,7 +101,7 @@ class TrialRunner:
         ended = [event for event in events if isinstance(event, Stopped)]
         is_over = decided or bool(ended and ended[-1].status == "finished")
         known = sorted({event.step for event in events if isinstance(event, Evaluated)})
-        # the newest evaluation may not have been used for a decision: the driver may have ended before it came
+        # the newest evaluation may not have been used for a decision: the driver may have ended before it received it
         self.judged_step = max(known if is_over else known[:-1], default=0)
         if is_over or self._closed():
             self._messages.put(Finished())
@@ -109,7 +110,7 @@ class TrialRunner:
         self._thread.start()
 
     def next(self) -> Message:
-        """Wait for the next message; once the worker pool is closed, save and stop the run, and return Finished."""
+        """Wait for the next message. If the worker pool is closed, save and stop the run, and return Finished."""
         while True:
             try:
                 return self._messages.get(timeout=_LOOK_S)

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from ray.tune.experiment import Trial as TuneTrial
 
 _FAILURES = 3
-"""How often Tune restarts a trial after its process, or something that its training needs, has failed. After that the trial
-ends, until the sweep is resumed."""
+"""How often Tune restarts a failed trial: its process died, or a service that its training needs was down. After that the trial
+stays ended until the sweep is resumed."""
 
 Say = Callable[[str], None]
 BeginTrial = Callable[[int, Point], bool]
@@ -118,8 +118,8 @@ class SearchAdapter(Searcher):
             paid, what = sum(one.get("worker_s", 0.0) for one in known) / 3600.0, "worker-hour"
         if not least or not paid:
             return ""
-        # A trial counts as complete from half a rung (half the tokens between two evaluations) before its full length: batch
-        # sizes differ, and so does the number of tokens at a trial's last step
+        # A complete trial may lack up to half a rung (half the tokens between two evaluations) of its full length: batch sizes
+        # differ between trials, and so does the number of tokens at the last step
         furthest = self._sweep.budget.tokens_per_trial * (1.0 - 0.5 / self._sweep.budget.rungs)
         complete = [
             (self._points[trial_id], value_of(one, self._sweep.metric))
@@ -210,8 +210,8 @@ class BudgetStopper(tune.Stopper):
     def __init__(
         self, budget: Budget, pool: WorkerPoolHandle, before: Sequence[TrialOutcome], interrupted: threading.Event
     ) -> None:
-        """``before``: outcomes of trials from an earlier start of the sweep. Their costs count from the start, because some of
-        these trials report no more results, and the others would report their costs again only step by step."""
+        """``before``: outcomes of trials from an earlier start of the sweep. Their costs are added at once, because some of
+        these trials report no more results, and the others report their costs again only step by step."""
         self._budget, self._pool, self._interrupted = budget, pool, interrupted
         self._by_trial = {one.name: (float(one.tokens), one.worker_s, one.dollars) for one in before}
         self.over = ""
@@ -230,8 +230,8 @@ class BudgetStopper(tune.Stopper):
 
     def __call__(self, trial_id: str, result: TrialResult) -> bool:
         """Add the costs in a trial's result. Returns False (do not stop this trial), because this stopper ends all trials or
-        none. If a trial has reported costs several times, the largest count: an earlier result may come again, and a failure
-        has no costs."""
+        none. Of each trial, the largest costs reported so far are used: an earlier result may be reported again, and the result
+        of a failure has no costs."""
         name = name_of(result["number"])
         tokens, worker_s, dollars = self._by_trial.get(name, (0.0, 0.0, 0.0))
         self._by_trial[name] = (
@@ -302,12 +302,12 @@ class TrialTuner:
         population: Sequence[Point] = (),
         before: Sequence[TrialOutcome] = (),
     ) -> str:
-        """Try the points of ``search`` until all are done, the budget is spent or the driver is interrupted. Returns why it
-        ended early, empty if it did not. Raises OSError if the sweep's folder could not be written, TrainingInterrupted after
-        an error inside Ray Tune.
+        """Train the points of ``search`` until all are done, the budget is spent or the driver is interrupted. Returns why the
+        sweep ended early; empty if it did not. Raises OSError if the sweep's folder could not be written, TrainingInterrupted
+        after an error inside Ray Tune.
 
         Args:
-            population: the first points of a population's trials, instead of ``search``'s.
+            population: for population-based training: the first point of each trial, used in place of the points of ``search``.
             before: outcomes of the sweep's earlier trials, which count towards the budget.
         """
         # do not pass ``self`` or the job to Tune's searcher and callbacks: Tune saves what they refer to in the sweep's folder,
@@ -317,8 +317,8 @@ class TrialTuner:
         if spent.stop_all():
             return spent.over
         room = Room(self.job.pool, self.job.base.elastic.min_workers, self.concurrent)
-        # these two get all trials at once, and Ray limits how many run: HyperBand must know all trials of a bracket before it
-        # halves them, and members of a population wait for each other at each rung (evaluation)
+        # HyperBand and populations get all trials at once, and Ray limits how many run: HyperBand must know all trials of a
+        # bracket before it halves them, and members of a population wait for each other at each rung (evaluation)
         knows_all = bool(population) or isinstance(scheduler, HyperBandScheduler)
         most = (lambda: sweep.budget.trials) if knows_all else room
         begin = spent.unless_lost(held.begin_trial)
@@ -369,9 +369,9 @@ class Room:
 
     pool: WorkerPoolHandle
     least: int
-    """Workers that a trial needs at least."""
+    """Least number of workers that a trial needs."""
     concurrent: int
-    """A fixed number of trials; 0: as many as the cluster has room for."""
+    """Fixed number of trials that may run; 0: as many as the cluster has room for."""
 
     def __call__(self) -> int:
         return self.concurrent or max(1, ray.get(self.pool.places.remote()) // self.least)

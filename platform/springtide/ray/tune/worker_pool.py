@@ -1,5 +1,5 @@
-"""A pool of a cluster's workers, which the runs of a sweep share as ``elastic/allocation.py`` decides. One actor, on the
-driver's node."""
+"""A pool of a cluster's workers, which the runs of a sweep share as ``elastic/allocation.py`` decides. The pool is one actor on
+the driver's node."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WorkerPool:
         self._looked_s = float("-inf")
         self._closed = False
         self._most: int | None = None
-        """The largest number of workers that is worth its cost for a run, by the measured speeds; None if that is not known."""
+        """The largest number of workers worth their cost for a run, by the measured speeds; None if that is not known."""
 
     def claim(self, claim: ResourceRequest) -> None:
         """Add a client's request for workers, or replace its earlier one."""
@@ -66,8 +66,8 @@ class WorkerPool:
         self._heard_s.pop(client_id, None)
 
     def mine(self, request: ResourceRequest) -> dict[str, dict[str, float]]:
-        """Return node -> resources that the client of ``request`` may use there. ``request`` is added again if the pool has
-        dropped it, because the client was silent for too long."""
+        """Return node -> resources that the client of ``request`` may use there. If the client was silent for too long, the
+        pool has dropped its request; ``request`` is then added again."""
         now, client_id = time.monotonic(), request.client_id
         self._claims.setdefault(client_id, request)
         self._heard_s[client_id] = now
@@ -136,7 +136,7 @@ class WorkerPoolClient:
         self._pool.release.remote(self._client_id)
 
     def mine(self, timeout_s: float, holds: Mapping[str, int] | None = None, most: int = 0) -> WorkerShare:
-        """Return the workers that the run may use. ``holds`` and ``most`` are ignored: they are for ``QueueClient``. Raises
+        """Return the workers that the run may use. ``holds`` and ``most`` are ignored; only ``QueueClient`` uses them. Raises
         RayError if the pool does not answer."""
         if self._request is None:
             return WorkerShare({})

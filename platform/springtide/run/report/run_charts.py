@@ -60,7 +60,7 @@ def rate_chart(timeline: Timeline) -> Chart:
 
 
 def wait_chart(timeline: Timeline) -> Chart:
-    """Return the chart of data waits by step: the share of the step's time that the rank with the longest wait waited."""
+    """Return the chart of data waits by step. Value: the longest wait of any rank, as a fraction of the step's time."""
     points = thin(timeline.steps["step"], _wait(timeline.steps), _bucket(timeline.steps))
     return Chart("Waiting for data", "step", "part of the step", [Series("slowest rank", points)], from_zero=True)
 

@@ -27,7 +27,7 @@ _ROWS, _SAMPLES, _SAMPLE_CHARACTERS = 200, 10, 2000
 """Limits of the page: number of rows of a table, number of generated texts, and characters of one such text."""
 _CELL_CHARACTERS = 500
 _UNITS = {"spent": "worker-seconds", "energy_kwh": "energy, kWh"}
-"""Field of the ledger (time and cost by kind) -> heading of its column. All other columns have the field's name as heading."""
+"""Field of the ledger (time and cost by category) -> heading of its column. Other columns have the field's name as heading."""
 _JOULES = 3.6e6
 """Joules in a kilowatt-hour."""
 _LAST = 20
@@ -164,7 +164,7 @@ def _about(timeline: Timeline, facts: RunFacts) -> str:
     """Return the HTML table at the top of the page: state, model, hardware, and the rows in ``facts.about``."""
     events, state = timeline.events, run_state(timeline.events)
     said = state.describe()
-    if state.known != state.word:  # the run seems to train, but the journal does not show whether its driver is alive
+    if state.known != state.word:  # the journal cannot show if the driver is alive: add the last event's time
         word = "training" if len(timeline.steps) else state.word
         said = f"{word}, as of its last event, {_clock(timeline.spans()[1])} UTC"
     rows: list[tuple[str, Cell]] = [("state", _cut(said))] if events else []
@@ -235,8 +235,8 @@ def _sources(steps: StepColumns) -> str:
 
 
 def _ledger(book: Ledger) -> str:
-    """Return the HTML of two tables: the run's time by kind (such as productive), with cost and energy if they are known; and
-    the restarts."""
+    """Return the HTML of two tables: the run's time by category (such as productive), with cost and energy if known; and the
+    restarts."""
     amounts = {
         field.name: value
         for field in dataclasses.fields(book)
