@@ -116,13 +116,13 @@ def _of_datasets(config: Config) -> str:
 def _remarks_on_corpus(config: Config, datasets: set[str]) -> list[str]:
     """Check whether preparing the corpus now would produce one of the run's ``datasets`` (URLs). If not, or if the corpus
     cannot be read, return one remark for the user; else an empty list."""
-    theirs = ", ".join(sorted(datasets))
+    keeps = f"the run keeps reading the dataset that it began with, {', '.join(sorted(datasets))}"
     try:
         if dataset_folder(config.corpus, config.shards).name in {Folder(url).name for url in datasets}:
             return []
     except (SpringtideError, OSError) as error:
-        return [f"corpus.source cannot be read now ({in_one_line(error)}): the run reads its own dataset, {theirs}"]
-    return [f"corpus.source makes another dataset now: the run reads its own, {theirs}"]
+        return [f"corpus.source cannot be read now ({in_one_line(error)}): {keeps}"]
+    return [f"corpus.source makes another dataset now: {keeps}"]
 
 
 def write_card(url: str) -> str:

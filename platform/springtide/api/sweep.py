@@ -340,7 +340,7 @@ def _check(base: Config, name: str, scheduler: str) -> None:
         limit = "is not the name of a folder below run.root"
         raise ConfigError(explain("--name", name, limit, "begin with a letter or digit; use these, '.', '_' and '-'"))
     if base.elastic.deadline.is_set:
-        limit = "is of one run: trials share the sweep's workers"
+        limit = "applies to a single run: trials share the workers of the sweep"
         raise ConfigError(explain("elastic.deadline", str(base.elastic.deadline), limit, "leave it at 0"))
     if base.run.queue:
         problem = "a sweep has the whole cluster, and shares it between its trials"
@@ -422,7 +422,7 @@ def started_with(folder: SweepFolder, plan: dict[str, Any], resume: bool | Liter
         )
     if earlier is None:
         return plan
-    now, remedy = json.loads(to_json(plan)), "use the same ones, or another name"
+    now, remedy = json.loads(to_json(plan)), "repeat the options of its start, or choose another --name"
     if any(earlier.get(key) != now[key] for key in _OF_POINTS):
         problem = "was started with another space, --search or --seed"
         raise ConfigError(explain("--name", folder.name, problem, remedy))

@@ -180,7 +180,7 @@ class ModelConfig(Section):
     def _check(self) -> ModelConfig:
         self._check_base_width()
         if self.adapter != "none" and self.source:
-            problem = f"is of the decoder, and model.source = {self.source!r} names a model of your own"
+            problem = f"configures the built-in decoder, but model.source = {self.source!r} names a model of your own"
             raise ValueError(
                 explain("model.adapter", self.adapter, problem, "make the adapter in that model, and set this to none")
             )
@@ -219,7 +219,7 @@ class ModelConfig(Section):
             )
         if (self.global_every or self.local_rope_theta) and not self.window:
             field = "global_every" if self.global_every else "local_rope_theta"
-            problem = "is of models with local layers, and model.window = 0 makes all global"
+            problem = "needs local layers, and model.window = 0 makes all layers global"
             raise ValueError(
                 explain(f"model.{field}", getattr(self, field), problem, "set model.window too, or set this to 0")
             )

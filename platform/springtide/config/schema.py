@@ -289,7 +289,10 @@ class Config(Section):
                 )
             )
         if self.run.priority and not self.run.queue:
-            problem, remedy = "is for runs in a queue, and run.queue is empty", "set run.queue, or leave this at 0"
+            problem, remedy = (
+                "takes effect only in a queue, and run.queue is empty",
+                "set run.queue, or leave this at 0",
+            )
             found.append(explain("run.priority", self.run.priority, problem, remedy))
         if self.parallel.shards and self.elastic.min_workers % self.parallel.shards:
             found.append(

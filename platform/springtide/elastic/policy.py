@@ -321,13 +321,13 @@ def _not_yet(
         return Stay("more nodes may be joining", by_s)
     fast, faster, left_s = bounds.speed(workers), bounds.speed(room.ready), by_s - now
     if faster <= fast:
-        return Stay("the processes on others are getting ready", by_s)
+        return Stay("processes on more nodes are getting ready", by_s)
     # expected work lost by another restart: its cost times the probability of a loss or join before by_s
     another = faster * prospects.restart_s * min(1.0, left_s / memory.change_s(bounds, now))
     if bounds.grow != "always" and (faster - fast) * left_s <= another:
-        return Stay("others may follow: one restart for all", by_s)
+        return Stay("more nodes may join: one restart for all of them", by_s)
     if room.ready < room.size and now < _gathered_s(memory):
-        return Stay("the processes on others are getting ready", min(by_s, _gathered_s(memory)))
+        return Stay("processes on more nodes are getting ready", min(by_s, _gathered_s(memory)))
     return None
 
 

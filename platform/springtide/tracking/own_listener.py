@@ -58,7 +58,7 @@ class OwnListener:
             self._waiting.clear()  # if the listener still hangs in a call, it gets no event after that call
         if self._thread.is_alive() or self._num_dropped or self._num_failed:
             end = f"it has not returned {self._grace_s:g} s after the last event" if self._thread.is_alive() else ""
-            counts = f"{self._num_dropped} dropped, {num_left} not told, {self._num_failed} at which it raised"
+            counts = f"{self._num_dropped} dropped, {num_left} not delivered, {self._num_failed} raised an error"
             _log.warning("track.listener = %r missed events: %s", self._source, "; ".join(filter(None, (counts, end))))
 
     def __call__(self, event: Event) -> None:

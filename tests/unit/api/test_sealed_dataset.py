@@ -100,12 +100,13 @@ def test_the_user_is_told_that_the_corpus_is_another(given: Config, text: Path) 
     assert as_begun(given, before) == (before.override({"run.root": given.run.root}), [])
     grow(text)
     _, [said] = as_begun(given, before)
-    assert said == f"corpus.source makes another dataset now: the run reads its own, {before.shards.dataset}"
+    keeps = f"the run keeps reading the dataset that it began with, {before.shards.dataset}"
+    assert said == f"corpus.source makes another dataset now: {keeps}"
     remove(text)
     config, [said] = as_begun(given, before)
     assert config.shards.dataset == before.shards.dataset
     assert said.startswith("corpus.source ")
-    assert said.endswith(f"): the run reads its own dataset, {before.shards.dataset}")
+    assert said.endswith(f"): the run keeps reading the dataset that it began with, {before.shards.dataset}")
 
 
 def test_a_mixture_resumes_with_the_part_already_prepared(given: Config, text: Path, poems: str) -> None:

@@ -141,8 +141,8 @@ def test_the_memory_forecast_knows_windows_and_caps(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"global_every": 2}, r"model\.global_every = 2: is of models with local layers.*set model\.window"),
-        ({"local_rope_theta": 1e4}, r"model\.local_rope_theta = 10000\.0: is of models with local layers"),
+        ({"global_every": 2}, r"model\.global_every = 2: needs local layers.*set model\.window"),
+        ({"local_rope_theta": 1e4}, r"model\.local_rope_theta = 10000\.0: needs local layers"),
         ({"rotary_fraction": 0.4}, r"model\.rotary_fraction = 0\.4: rotates 3\.2 of 8 features.*even number"),
         ({"rope_scaling": "yarn", "rope_theta": 1.0}, r"model\.rope_theta = 1\.0: .*yarn.*use more than 1"),
         ({"base_width": 16, "score_width": 8}, r"model\.base_width = 16: .*model\.score_width = 8 fixes its scale"),

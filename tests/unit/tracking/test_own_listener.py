@@ -51,7 +51,7 @@ def test_one_that_is_slow_holds_nothing_up_and_hears_the_end(caplog: pytest.LogC
     assert heard == [1, 8, 9, 10, 11], "the oldest are dropped"
     assert [record.message for record in caplog.records] == [
         "track.listener = 'mine:listen' is slower than the run: 1 events dropped so far, the oldest first; training continues",
-        "track.listener = 'mine:listen' missed events: 6 dropped, 0 not told, 0 at which it raised",
+        "track.listener = 'mine:listen' missed events: 6 dropped, 0 not delivered, 0 raised an error",
     ]
 
 
@@ -66,7 +66,7 @@ def test_one_that_hangs_is_left_behind_when_the_run_has_ended(caplog: pytest.Log
         for number in range(3):
             listener(step(number))
         begun.wait()
-    assert "0 dropped, 2 not told, 0 at which it raised; it has not returned 0.05 s after" in caplog.text
+    assert "0 dropped, 2 not delivered, 0 raised an error; it has not returned 0.05 s after" in caplog.text
     hangs.set()
 
 
@@ -87,7 +87,7 @@ def test_one_that_raises_is_named_once_and_hears_what_follows(
     assert heard == [1, 2, 3, 4, 5]
     said = [record.message for record in caplog.records]
     assert said[:2] == ["track.listener = 'mine:listen' raised; training continues"] * 2, "anew after it had worked"
-    assert said[2:] == ["track.listener = 'mine:listen' missed events: 0 dropped, 0 not told, 4 at which it raised"]
+    assert said[2:] == ["track.listener = 'mine:listen' missed events: 0 dropped, 0 not delivered, 4 raised an error"]
     assert "in hear" in caplog.text, "with its stack"
 
 

@@ -128,7 +128,7 @@ class Watch:
         gone = self._liveness.gone({worker.actor: worker.metadata.node_id for worker in workers})
         if gone:
             self.silent = {rank for rank, worker in enumerate(workers) if worker.actor in gone}
-            self.why = f"the process of rank {', '.join(map(str, sorted(self.silent)))} is stopped, or its host"
+            self.why = f"the process of rank {', '.join(map(str, sorted(self.silent)))} or its host is stopped"
         return bool(gone)
 
     def is_due(self, progress: Progress) -> bool:

@@ -213,7 +213,7 @@ class WorkerProcessPool:
                 continue
             if process.ready in gone:
                 # leave the node out briefly, and count no failure: a stopped process or host may resume at any time
-                why = "its worker does not answer: it is stopped, or its host"
+                why = "its worker does not answer: its process or its host is stopped"
                 self._left_out[process.node] = why, time.monotonic() + ban_s(0)
                 _log.warning("node %s is left out for %.0f s: %s", process.node[:8], ban_s(0), why)
             elif self._can_start(len(done)) and not self._is_late(process):
