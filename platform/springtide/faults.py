@@ -57,7 +57,7 @@ def fault_point(point: Point, when: When) -> None:
 
 
 def _report(address: str, point: Point, when: When) -> None:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:  # OSError: the test has ended
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:  # the test's server may have ended
         connection.settimeout(_HOLD_S)
         connection.connect(address)
         connection.sendall(json.dumps([point, when, os.getpid()], allow_nan=False).encode())

@@ -112,7 +112,7 @@ class PieceTable(NamedTuple):
         ends_before, begins_after = np.zeros((2, len(self.tensors)), np.int64)
         for number, (name, _, shape) in enumerate(self.tensors):
             if (box := wanted.get(name)) is not None and (not shape or len(box.offsets) != len(shape)):
-                begins_after[number] = np.iinfo(np.int64).max  # scalar, or other number of dimensions: keep all pieces
+                begins_after[number] = np.iinfo(np.int64).max  # no rows to compare: keep all pieces
             elif box is not None:
                 ends_before[number], begins_after[number] = box.offsets[0], box.offsets[0] + box.sizes[0]
         has_rows = dims > 0

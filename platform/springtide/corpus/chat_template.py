@@ -335,11 +335,11 @@ class ChatTemplate:
     ) -> Iterator[tuple[str, bool]]:
         """Yield (piece, whether it is an answer) of the rendering ``whole``, for a template without ``{% generation %}`` marks.
 
-        An answer is the text that the template adds after the prompt of the answer, up to the special token that ends the turn.
-        ``texts`` are the renderings that ``_of_answers`` requested: for each answer its prompt, and the chat up to its end.
+        An answer is the text that the template adds to the chat before it, up to the special token that ends the turn.
+        ``texts`` has two renderings for each answer: the chat before the answer, and the chat up to the end of the answer.
 
-        Some templates render an answer in the middle of a chat differently from the last answer. Qwen 3 leaves out the thoughts
-        of the answer. Phi 3 writes the end of text only after the last answer. Such an answer in the middle ends at the next
+        Some templates render an earlier answer differently from the last answer of a chat. Qwen 3 leaves out the thoughts of an
+        earlier answer. Phi 3 writes the end of text only after the last answer. So an earlier answer ends at the first
         ``_turn_end`` after its content.
         """
         done = 0

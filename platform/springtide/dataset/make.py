@@ -480,7 +480,8 @@ def explain_full(dataset: Folder) -> Iterator[None]:
 # Take a sample of the text of all sources, to train a tokenizer on.
 
 _MOST_UNITS = 1024
-"""Maximum number of units (a few source files, or a range of one) to sample from. One process opens and reads them all."""
+"""Maximum number of units from which a sample is taken. A unit is a few source files, or a range of one file. One process opens
+and reads all of them."""
 
 
 def sample(
@@ -493,8 +494,8 @@ def sample(
 ) -> Iterator[str]:
     """Yield at most ``characters`` characters of cleaned documents, each distinct text once.
 
-    Each unit (a few source files, or a range of one) contributes documents from its beginning, in proportion to its bytes. If
-    there are more than ``most_units`` units, evenly spaced units are read, at least one per source. Otherwise a corpus of at
+    Each unit (a few source files, or a range of one file) contributes documents from its beginning, in proportion to its bytes.
+    If there are more than ``most_units`` units, evenly spaced units are read, at least one per source. Otherwise a corpus of at
     most ``characters`` characters is yielded whole. ``most_a_unit``: maximum number of documents to read from a unit; None for
     no limit.
     """

@@ -192,7 +192,7 @@ class TextModel:
         stop: Sequence[str],
         on_text: Callable[[int, str], None] | None,
     ) -> list[GrowingText]:
-        """Generate the texts after one batch of prompts."""
+        """Generate a continuation for each prompt of one batch."""
         texts = [
             GrowingText(self.vocabulary, ids, stop, functools.partial(on_text, row) if on_text else None)
             for row, ids in enumerate(prompts)

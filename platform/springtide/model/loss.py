@@ -53,7 +53,7 @@ _watchers: list[LargestLogit] = []
 
 @contextlib.contextmanager
 def logits_watched(largest: LargestLogit) -> Iterator[None]:
-    """Track in ``largest`` all logits whose loss is computed in the body of the ``with`` statement, by any model."""
+    """Keep in ``largest`` the largest logit of all whose loss is computed in the ``with`` block, by any model."""
     _watchers.append(largest)
     try:
         yield

@@ -89,7 +89,7 @@ class _Storage(Protocol):
     of it."""
 
     def new(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the tensors that store the moment ``name`` of a parameter, by key. The moment is zero."""
+        """Return the tensors that store a new moment ``name`` of a parameter, all zeros: key in the state -> tensor."""
 
     def read(self, state: dict[str, Tensor], name: str, rows: slice) -> Tensor:
         """Return some ``rows`` of the moment ``name``, as a new fp32 tensor."""
@@ -105,7 +105,7 @@ class _Rounded:
         self._dtype = dtype
 
     def new(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the tensors that store the moment ``name`` of a parameter, by key. The moment is zero."""
+        """Return the tensors that store a new moment ``name`` of a parameter, all zeros: key in the state -> tensor."""
         return {name: torch.zeros_like(parameter, dtype=self._dtype)}
 
     def read(self, state: dict[str, Tensor], name: str, rows: slice) -> Tensor:
@@ -124,7 +124,7 @@ class _Quantized:
         self._known: dict[tuple[bool, torch.device], tuple[Tensor, Tensor]] = {}
 
     def new(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the tensors that store the moment ``name`` of a parameter, by key. The moment is zero."""
+        """Return the tensors that store a new moment ``name`` of a parameter, all zeros: key in the state -> tensor."""
         codes = torch.full_like(parameter, _ZERO[name == _FIRST], dtype=torch.uint8)
         num_blocks = -(-_width(parameter) // _BLOCK)
         shard = local(parameter).new_zeros(len(local(parameter)), num_blocks, dtype=torch.float32)

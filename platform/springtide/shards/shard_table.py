@@ -289,7 +289,7 @@ class RowGroupView:
         self._planes = array(group.tokens, group.end, "u1").reshape(np.dtype(token_type).itemsize, group.rows, -1)
 
     def take(self, index: np.ndarray) -> Rows:
-        """Return the rows of the group at ``index``, int64 (n,)."""
+        """Return n rows of this row group. ``index``: their positions in the group, int64 (n,)."""
         # in numpy, ``take`` of whole rows is faster than indexing, and ``left_shift`` with a dtype widens without an extra copy
         *lower, highest = self._planes
         tokens: np.ndarray = highest.take(index, axis=0)

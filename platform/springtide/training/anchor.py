@@ -202,10 +202,14 @@ def fisher_of(config: Config) -> tuple[Folder, str, Manifest]:
     run, name = split(url)
     name = name or (committed(run) or [""])[-1]
     if not name:
-        raise ConfigError(explain(_FIELD, url, "holds no Fisher: nothing is committed there", f"use l2sp, or {_AGAIN}"))
+        raise ConfigError(
+            explain(_FIELD, url, "holds no Fisher information: nothing is committed there", f"use l2sp, or {_AGAIN}")
+        )
     manifest = _manifest(run, name, _FIELD, url)
     if FISHER not in manifest.meta.labels:
-        raise ConfigError(explain(_FIELD, url, "is a checkpoint of weights, not a Fisher", f"use l2sp, or {_AGAIN}"))
+        raise ConfigError(
+            explain(_FIELD, url, "is a checkpoint of weights, not of Fisher information", f"use l2sp, or {_AGAIN}")
+        )
     origin, step = split(start)
     if manifest.meta.labels[FISHER] != digest_of(origin, step, _manifest(origin, step, START, start)):
         of = manifest.meta.labels.get(f"{FISHER}_of", "another one")

@@ -297,10 +297,11 @@ class MailboxClient:
         return Reply(self.actor.post.remote(self.key, events))
 
     def request(self, known: GroupRequest | None, followed: GroupRequest | None = None) -> Reply[GroupRequest | None]:
-        """Reply with the open request to the workers as soon as it differs from ``known``, the request that the caller already
-        has. Also reply when the group or the run is over. ``followed``: a request that the group has carried out; this call
-        withdraws it first. If the withdrawal were a separate call, it might arrive too late, and the request would be delivered
-        twice."""
+        """Wait for a request that the workers have not carried out and that differs from ``known``, the request that the caller
+        already has; return it. Also return when the group or the run is over.
+
+        ``followed``: a request that the group has just carried out. It is withdrawn first, in the same call: a separate
+        withdrawal might arrive too late, and the request would be delivered twice."""
         return Reply(self.actor.request.remote(self.key, known, followed))
 
     def take(self, wait_s: float) -> Reply[list[Event]]:

@@ -71,13 +71,15 @@ class OrphanedRun:
         return Folder(self.url)
 
     def commit(self, here: tuple[str, int], is_over: Callable[[], bool]) -> None:
-        """Commit the newest whole snapshot that the run's servers hold. Each server calls this. The server with the lowest node
-        and process id claims a lease and commits; a new driver may take over this lease at once. The other servers stay up
-        until the checkpoint exists, because they hold parts of it.
+        """Commit the newest complete snapshot that the run's servers hold, after the run has lost its driver.
+
+        Each server calls this. The server with the lowest node and process id claims a lease (the right to write the run) and
+        commits. A new driver may take over this lease at once. The other servers stay up until the checkpoint exists, because
+        they hold parts of it.
 
         Args:
             here: node and process of this server, as ``SnapshotServer.found`` returns them.
-            is_over: returns True if a driver is back.
+            is_over: returns True once the run has a driver again.
         """
         saver, failures, pause_s, end_s = SnapshotSaver(self), 0, 0.0, time.monotonic() + _ORPHANED_S
         while not is_over() and time.monotonic() < end_s:
