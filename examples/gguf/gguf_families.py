@@ -78,6 +78,13 @@ def gguf_family(family: Family, model: ModelConfig) -> GgufFamily:
         (found.head == "tied" and not model.tied_head, "tied_head", "has no head of its own"),
         (model.rope_scaling not in found.scalings, "rope_scaling", f"has {', '.join(found.scalings)}"),
         (
+            model.rope_scaling == "yarn"
+            and bool(model.rope_attention_factor)
+            and not math.isclose(model.rope_attention_factor, yarn_factor(model)),
+            "rope_attention_factor",
+            f"multiplies queries and keys by {yarn_factor(model):g} (0.1 ln(rope_factor) + 1)",
+        ),
+        (
             not found.global_every and 0 < shortest < model.max_sequence_length,
             "window",
             "has no local layers",
@@ -97,6 +104,11 @@ def gguf_family(family: Family, model: ModelConfig) -> GgufFamily:
             problem = f"is not what llama.cpp computes: {found.name} {told}"
             raise ConfigError(explain(f"model.{field}", getattr(model, field), problem, _REMEDY))
     return found
+
+
+def yarn_factor(model: ModelConfig) -> float:
+    """Return what llama.cpp multiplies queries and keys by in a model with yarn (``rope_yarn`` in ggml)."""
+    return 0.1 * math.log(model.rope_factor) + 1.0
 
 
 def rope_factors(model: ModelConfig) -> list[float]:
