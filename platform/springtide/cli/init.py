@@ -12,10 +12,6 @@ import textwrap
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json
 from springtide.cli.output import print_json, say
-from springtide.config.fields import USUAL, fields
-from springtide.config.files import flatten
-from springtide.config.recipes import tiny
-from springtide.config.schema import Config
 from springtide.errors import ConfigError, explain
 
 _NAME = "springtide.yaml"
@@ -50,6 +46,41 @@ def _init(options: argparse.Namespace) -> int:
         ) from None
     say(f"wrote {path}; next: springtide train {shlex.quote(path)}")
     return 0
+
+
+_ALSO = ("corpus.max_files", "stream.max_epochs", "model.num_kv_heads", "model.ffn_dim")
+"""Settings to write besides ``USUAL``: the recipe tiny changes them, and a user's own text or model needs other values."""
+_HEAD = """\
+# A config of springtide. It trains as it is, in seconds:
+#   springtide train {name} --dry-run    # decides everything, trains nothing
+#   springtide train {name}
+# What it leaves out is the recipe's. All settings: springtide train --help-all
+recipe: tiny
+"""
+_WIDTH = 110
+
+
+def starter(name: str) -> str:
+    """Return the text of a config file that trains the recipe tiny, with a comment above each setting.
+
+    Args:
+        name: name of the file, for the commands in its comments.
+    """
+    from springtide.config.fields import USUAL, fields
+    from springtide.config.files import flatten
+    from springtide.config.recipes import tiny
+    from springtide.config.schema import Config
+
+    values, lines, section = flatten(tiny()), [_HEAD.format(name=name)], ""
+    for setting in (one for one in fields() if one in USUAL or one in _ALSO):
+        above, _, field = setting.partition(".")
+        if above != section:
+            lines += [f"\n# {Config.model_fields[above].description}\n{above}:\n"]
+            section = above
+        about = " ".join(fields()[setting].description.split()).replace("``", "`")
+        lines += [f"  # {line}\n" for line in textwrap.wrap(about, _WIDTH, break_on_hyphens=False)]
+        lines.append(f"  {field}: {json.dumps(values[setting], allow_nan=False)}\n")
+    return "".join(lines)
 
 
 # ``springtide doctor``: check that this machine is fit to train, and that a run's store is fast enough.
@@ -90,33 +121,3 @@ def _doctor(options: argparse.Namespace) -> int:
     else:
         say(f"{len(found)} checks: {failed} failed, {warned} warnings")
     return 1 if failed else 0
-
-
-_ALSO = ("corpus.max_files", "stream.max_epochs", "model.num_kv_heads", "model.ffn_dim")
-"""Settings to write besides ``USUAL``: the recipe tiny changes them, and a user's own text or model needs other values."""
-_HEAD = """\
-# A config of springtide. It trains as it is, in seconds:
-#   springtide train {name} --dry-run    # decides everything, trains nothing
-#   springtide train {name}
-# What it leaves out is the recipe's. All settings: springtide train --help-all
-recipe: tiny
-"""
-_WIDTH = 110
-
-
-def starter(name: str) -> str:
-    """Return the text of a config file that trains the recipe tiny, with a comment above each setting.
-
-    Args:
-        name: name of the file, for the commands in its comments.
-    """
-    values, lines, section = flatten(tiny()), [_HEAD.format(name=name)], ""
-    for setting in (one for one in fields() if one in USUAL or one in _ALSO):
-        above, _, field = setting.partition(".")
-        if above != section:
-            lines += [f"\n# {Config.model_fields[above].description}\n{above}:\n"]
-            section = above
-        about = " ".join(fields()[setting].description.split()).replace("``", "`")
-        lines += [f"  # {line}\n" for line in textwrap.wrap(about, _WIDTH, break_on_hyphens=False)]
-        lines.append(f"  {field}: {json.dumps(values[setting], allow_nan=False)}\n")
-    return "".join(lines)
