@@ -168,9 +168,9 @@ def observers_cpu(steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="springtide-observers-") as root:
         config = configs.recipes.tiny().override({"run.root": root})
         controls = Controls(config, Run(Folder(f"{root}/run")), WorkerLender(), 0)
-        with open(os.devnull, "w") as nowhere:
+        with open(os.devnull, "w") as nowhere, RayMetrics("run") as metrics:
             console = Console(steps, console=rich.console.Console(file=nowhere))
-            each = {"energy": count_energy, "metrics": RayMetrics("run"), "commands": controls, "console": console}
+            each = {"energy": count_energy, "metrics": metrics, "commands": controls, "console": console}
             for name, hear in each.items():
                 begin_s = time.process_time()
                 for event in events:

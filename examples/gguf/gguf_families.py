@@ -82,7 +82,7 @@ def gguf_family(family: Family, model: ModelConfig) -> GgufFamily:
             and bool(model.rope_attention_factor)
             and not math.isclose(model.rope_attention_factor, yarn_factor(model)),
             "rope_attention_factor",
-            f"multiplies queries and keys by {yarn_factor(model):g} (0.1 ln(rope_factor) + 1)",
+            f"multiplies by {yarn_factor(model):g} unless a file has an attn_factor, which is not written here",
         ),
         (
             not found.global_every and 0 < shortest < model.max_sequence_length,

@@ -160,7 +160,7 @@ def test_labels_of_something_else_are_refused(taught: Config, tiny: Config, rank
     with pytest.raises(ConfigError, match=r"learns from topk, and objective\.labels names none"):
         check_objective(unlabelled, open_data(unlabelled.data))
     for changes, problem in (
-        ({"objective__source": "", "objective__cross_entropy": 0.0}, "objective.source is the cross-entropy of next"),
+        ({"objective__source": "", "objective__cross_entropy": 0.0}, "without objective.source the loss is"),
         ({"stream__mixture": {"one": "a", "two": "b"}}, "are labels of one dataset, and stream.mixture names several"),
         ({"objective__source": "own_training:entropy"}, "is for objective.source = distill"),
     ):

@@ -85,7 +85,7 @@ def test_the_last_checkpoint_that_counts_is_never_put_in_quarantine(tmp_path: Pa
     for file in tmp_path.glob("checkpoints/*/*.safetensors"):
         file.write_bytes(file.read_bytes()[:-1] + b"x")
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"step-0000000005 is the last one .* or pass --from-scratch"):
+        with pytest.raises(CheckpointError, match=r"step-0000000005 is the last usable one, .* or pass --from-scratch"):
             resume(str(tmp_path))
     assert committed(Folder(tmp_path)) == ["step-0000000005"]
 

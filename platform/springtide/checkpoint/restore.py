@@ -107,8 +107,8 @@ def restore(
         if len(names) == 1:
             problems = "; ".join(f"{name}: {problem}" for name, problem in rejected)
             raise CheckpointError(
-                f"none of the checkpoints of {run.url} can be used: {problems}. {name} is the last checkpoint that is not "
-                "quarantined, and stays unchanged: repair its storage and --resume, or pass --from-scratch to begin again at "
+                f"none of the checkpoints of {run.url} can be used: {problems}. {name} is the last usable one, "
+                "and stays unchanged: repair its storage and --resume, or pass --from-scratch to begin again at "
                 "step 0"
             )
         if rank_here() == 0:

@@ -135,13 +135,10 @@ def _anchored(config: Config, options: argparse.Namespace) -> Config:
             limit = "is the text of a Fisher information"
             raise ConfigError(explain("--fisher-dataset", options.fisher_dataset, limit, "give --fisher-tokens, too"))
         return config
-    from springtide.run.find import find_run
+    from springtide.run.find import check_id
     from springtide.run.fisher import anchored
 
-    if not options.resume:
-        find_run(
-            config, resume=False, accept_changes=False
-        )  # refuse a run id that is taken before computing for minutes
+    check_id(config, options.resume)  # before the computation, which may take minutes
     resume = bool(options.resume and not options.from_scratch)
     config = anchored(config, options.fisher_tokens, options.fisher_dataset, resume, options.trust_code)
     say(f"# objective.anchor = {config.objective.anchor}")

@@ -347,7 +347,9 @@ class ChatTemplate:
             prompt, upto = next(texts) if number else _before_all(texts), next(texts)
             begin = self._begin(whole, prompt)
             if begin is None or begin < done:
-                raise BadChat(f"later messages change what the template renders before message {number}", _MARK_REMEDY)
+                raise BadChat(
+                    f"what follows message {number} changes what the template renders before it", _MARK_REMEDY
+                )
             said = (messages[number]["content"] or "").rpartition(_THOUGHT_ENDS)[2].strip()
             place = whole.find(said, begin)
             if place < 0 or (whole.startswith(upto) and place + len(said) > len(upto)):

@@ -216,10 +216,8 @@ def await_result(run: Folder, command: Command, wait_s: float) -> CommandResult:
     while (result := read_result(run, command.number)) is None:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
-            why = (
-                f"no answer in {wait_s:g} s, so it is withdrawn; either the driver is gone, or a step or a save takes "
-            )
-            why += "longer (give --wait more seconds); what has begun is still carried out"
+            why = f"no answer in {wait_s:g} s, so it is withdrawn; the driver is gone, has not looked yet (every few seconds),"
+            why += " or is in a long step or save (give --wait more seconds); what has begun is still carried out"
             if write_result(run, CommandResult(number=command.number, done=False, step=0, text=why)):
                 raise CommandFailed(f"{command.verb}: {why}")
             continue  # the driver has just written a result, so the command is not withdrawn: read the result

@@ -51,8 +51,7 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
         # keep skipping the steps that earlier starts of the run have skipped, such as loss spikes
         config = config.override({"stream.skip": sorted({*config.stream.skip, *run.config.stream.skip})})
     elif resume and resume != "auto":
-        remedy = f"omit --resume{_or_root_of_model(config)}"
-        raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", remedy))
+        raise _nothing_to_resume(config, name, root)
     try:
         run.folder.check_writable()
     except OSError as error:
@@ -60,6 +59,22 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
             explain("run.root", root.url, f"cannot be written ({error})", "set another run.root, or fix permissions")
         ) from None
     return config, run
+
+
+def check_id(config: Config, resume: bool | Literal["auto"]) -> None:
+    """Raise RunExists if ``run.id`` is taken by a run that is not resumed, and ConfigError if there is no run to resume. For
+    callers whose config is not complete yet; ``find_run`` also compares the settings."""
+    root = Folder(config.run.root)
+    exists = bool(config.run.id) and Run(root / config.run.id).folder.exists(RUN_CONFIG)
+    if exists and not resume:
+        raise RunExists(f"run.id = {config.run.id!r} exists; resume it with --resume, or choose another run.id")
+    if config.run.id and not exists and resume is True:
+        raise _nothing_to_resume(config, config.run.id, root)
+
+
+def _nothing_to_resume(config: Config, name: str, root: Folder) -> ConfigError:
+    remedy = f"omit --resume{_or_root_of_model(config)}"
+    return ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", remedy))
 
 
 def config_or_problem(run: Run) -> tuple[Config | None, str]:

@@ -111,7 +111,7 @@ def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = Fals
         ConfigError: ``train.start_from`` is empty, ``objective.anchor`` is set already, or ``write_fisher`` raises it.
         CheckpointError: the checkpoint is corrupt.
     """
-    from springtide.training.anchor import check_settings
+    from springtide.training.start_check import check_adapter
 
     start, anchor = config.train.start_from, config.objective.anchor
     if anchor:
@@ -136,7 +136,7 @@ def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = Fals
     # use a new folder for each try: another process may compute the same Fisher information at this moment
     target = root / (there or f"{prefix}{secrets.token_hex(4)}")
     config = config.override({"objective.anchor": target.url, "train.start_from": checkpoint})
-    check_settings(config)  # before the computation, which may take minutes
+    check_adapter(config)  # before the computation, which may take minutes
     if not there:
         write_fisher(Run(run), target.url, tokens, dataset, step_of(name), trust_code)
     return config

@@ -66,7 +66,7 @@ def main() -> None:
                 "shards.dataset",
                 config.shards.dataset,
                 "must be set in the config, and so must run.id",
-                "pass a config that `springtide data prepare --save FILE` wrote",
+                "pass a config that `springtide data prepare --run.id ID --save FILE` wrote",
             )
         )
     folder = Folder(config.run.root) / config.run.id

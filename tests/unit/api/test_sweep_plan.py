@@ -61,7 +61,7 @@ def test_a_resume_under_another_base_is_refused_and_names_what_differs(folder: S
     text = str(caught.value)
     layers = TINY.model.num_layers
     assert f"stream.seed was {TINY.stream.seed}, is 7; model.num_layers was {layers}, is {layers + 1}" in text
-    assert text.endswith("another name")
+    assert text.endswith("another --name")
 
 
 def test_a_resume_may_change_what_trials_do_not_learn_from(folder: SweepFolder) -> None:

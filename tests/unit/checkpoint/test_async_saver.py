@@ -277,7 +277,7 @@ def test_without_room_for_a_buffer_training_waits_for_each_save(
     saver = saver_of(tmp_path, stage_in=str(tmp_path / "missing"))
     with caplog.at_level(logging.WARNING):
         begin(saver, 5)
-    assert "waits for saves" in caplog.text
+    assert "training waits for each save" in caplog.text
     assert isinstance(saver.state, Done)
     assert committed(Folder(tmp_path)) == ["step-0000000005"]
     assert saver.busy

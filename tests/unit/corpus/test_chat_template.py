@@ -178,7 +178,7 @@ def test_a_begin_of_text_in_the_template_is_left_to_the_dataset() -> None:
         ),
         (
             "{% for m in messages %}{{ m.content }}\n{% endfor %}{{ add_generation_prompt }}",
-            "changes what stands before",
+            "changes what the template renders before it",
         ),
         (
             PLAIN.replace("{{ m.content }}", "{% if m.role == 'user' %}{{ m.content }}{% endif %}"),

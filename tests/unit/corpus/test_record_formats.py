@@ -347,7 +347,7 @@ def test_a_damaged_tar_is_refused_by_name(tmp_path: Path) -> None:
     wrong = bytearray(long)
     wrong[124:135] = b"77777777777"
     wrong[148:156] = b"%06o\0 " % (sum(wrong[:148]) + 8 * 32 + sum(wrong[156:512]))
-    for data, problem in ((good[:1000], "cut"), (good[:512] + good[600:], "no header"), (wrong, "more than 65,536")):
+    for data, problem in ((good[:1000], "cut"), (good[:512] + good[600:], "tar header"), (wrong, "more than 65,536")):
         (tmp_path / "a.tar").write_bytes(data)
         with pytest.raises(CorpusError, match=rf"a\.tar': cannot be read \(.*{problem}"):
             found_in(tmp_path)

@@ -146,7 +146,7 @@ def test_a_document_that_quotes_a_benchmark_is_dropped(tmp_path: Path, caplog: p
     names = {one["name"] for one in manifest.source["examples"] if one["reason"] == "quotes corpus.apart_from"}
     assert names == {"0010.txt", "0020.txt"}
     [told] = [one.getMessage() for one in caplog.records if "corpus.apart_from" in one.getMessage()]
-    assert "1 of 3 texts" in told
+    assert "1 of 3 benchmark texts" in told
     assert "fewer than 8 words" in told
 
 

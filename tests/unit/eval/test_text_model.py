@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_refused_by_name(run: Run, export: str, tmp_path: P
         ),
         (lambda: model.logprobs([([1], [2] * (LENGTH + 1))]), f"has {LENGTH + 1} tokens, more than the {LENGTH} that"),
         (lambda: model.generate(["a"], 0, GREEDY), "tokens = 0: must be at least 1"),
-        (lambda: open_text(export, step=4), "step = 4: is for runs"),
+        (lambda: open_text(export, step=4), "step = 4: needs a run"),
         (lambda: open_text(str(tmp_path)), "has neither config.yaml nor config.json"),
         (lambda: open_text(run.folder.url, step=4), "step = 4: has no checkpoint that counts"),
     ):

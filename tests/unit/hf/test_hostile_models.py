@@ -128,7 +128,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
             {**GEMMA2, "sliding_window": None},
             "sliding_window = None: is missing, and Gemma2ForCausalLM has local layers",
         ),
-        ({**GEMMA2, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "here in local ones too"),
+        ({**GEMMA2, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "scales local layers too"),
         ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention = True: is not computed here"),
         ({**GEMMA3, "attn_logit_softcapping": 50.0}, r"attn_logit_softcapping = 50\.0: is not computed here"),
         ({**LLAMA, "model_type": "mistral"}, "model_type = 'mistral': is not llama"),

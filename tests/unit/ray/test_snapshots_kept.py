@@ -259,7 +259,7 @@ def test_a_chunk_that_comes_late_does_not_spoil_a_newer_copy(cluster: Any) -> No
     held(nodes, "a", 1)
     held(nodes, "a", 3)  # in the same slot
     late, stage = taken(1, DATA)
-    for begin, message in ((64, "has step 3 by now"), (128, "has step 3 by now")):
+    for begin, message in ((64, "holds step 3 by now"), (128, "holds step 3 by now")):
         with pytest.raises(OSError, match=message):
             server.replicate(late, 1, begin, stage._bytes.numpy()[:64], False)
     assert nodes.whole(3) == "ab"

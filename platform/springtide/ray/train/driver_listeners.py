@@ -19,7 +19,7 @@ from ray.util.metrics import Counter, Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.config import Config
-from springtide.events import Evaluated, Event, Saved, Stopped
+from springtide.events import Evaluated, Event, Failed, Left, Saved, Stopped
 from springtide.ray.names import name_of
 from springtide.storage import Folder
 from springtide.tracking.prometheus import PREFIX, PROMETHEUS, RUN, observed
@@ -148,6 +148,8 @@ class AsyncEvaluations:
 
 _REFRESH_S = 1.0
 """Ray's shortest report interval: a gauge that is set this often is in every report [s]."""
+_RATES = ("tokens_per_second", "step_seconds", "data_wait_seconds", "mfu_ratio", "memory_bytes")
+"""Gauges that say how a group trains. They are not set again while no group trains."""
 _KNOWN: dict[str, Gauge | Counter] = {}
 """Name -> metric. A process has one metric of each name, however many runs it trains."""
 
@@ -161,11 +163,12 @@ class RayMetrics:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._gauges: dict[tuple[str, frozenset[tuple[str, str]]], tuple[Gauge, float, dict[str, str]]] = {}
+        self._gauges: dict[str, tuple[Gauge, float]] = {}
+        """Name -> gauge, newest value. No gauge has a label besides ``run``."""
         self._lock = threading.Lock()
         """Held while gauges are set, so that no older value is set after a newer one."""
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._refresh, name="ray-metrics", daemon=True)
+        self._thread = threading.Thread(target=self._refresh, name="springtide-metrics", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -178,19 +181,25 @@ class RayMetrics:
     def __call__(self, event: Event) -> None:
         """Set the metrics that one event contains. Ray sends them later, from a thread of its own."""
         with self._lock:
+            ended = _RATES if isinstance(event, Failed | Left | Stopped) else ()  # nothing trains now
+            unset = [
+                row.name for row in PROMETHEUS if isinstance(event, row.event)
+            ]  # and may not be finite in this event
+            for name in (*ended, *unset):
+                self._gauges.pop(name, None)
             for metric, labels, value in observed(event):
                 known, tags = _metric(metric.name), {RUN: self._run, **labels}
                 if isinstance(known, Gauge):
                     known.set(value, tags)
-                    self._gauges[metric.name, frozenset(tags.items())] = known, value, tags
+                    self._gauges[metric.name] = known, value
                 else:
                     known.inc(value, tags)
 
     def _refresh(self) -> None:
         while not self._ended.wait(_REFRESH_S):
             with self._lock:
-                for gauge, value, tags in self._gauges.values():
-                    gauge.set(value, tags)
+                for gauge, value in self._gauges.values():
+                    gauge.set(value, {RUN: self._run})
 
 
 def _metric(name: str) -> Gauge | Counter:

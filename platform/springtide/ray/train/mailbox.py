@@ -47,8 +47,7 @@ class WorkerLimit(NamedTuple):
     paused_by: str = ""
     """Who paused the run; empty if it is not paused."""
     serial: int = 0
-    """Number of the command that has set the limit. So an equal limit that is set again counts as a change, and is reported
-    again."""
+    """Rises whenever the limit is set, so that an equal limit that is set again counts as a change, and is reported again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,8 +296,8 @@ class MailboxClient:
         return Reply(self.actor.post.remote(self.key, events))
 
     def request(self, known: GroupRequest | None, followed: GroupRequest | None = None) -> Reply[GroupRequest | None]:
-        """Wait for a request that the workers have not carried out and that differs from ``known``, the request that the caller
-        already has; return it. Also return when the group or the run is over.
+        """Reply with a request that the workers have not carried out, once there is one that differs from ``known``, which the
+        caller already has. Also reply when the group or the run is over.
 
         ``followed``: a request that the group has just carried out. It is withdrawn first, in the same call: a separate
         withdrawal might arrive too late, and the request would be delivered twice."""
