@@ -13,6 +13,7 @@ from springtide.config.cluster_file import ClusterFile, NodeType
 from springtide.errors import ConfigError, explain
 from springtide.events import Saved, Started
 from springtide.planning.arithmetic import ModelSize, model_size, step_time
+from springtide.planning.estimate import num_ids
 
 if TYPE_CHECKING:
     from springtide.tracking.timeline import Timeline
@@ -94,7 +95,7 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
         raise ConfigError(explain("measured", path, problem, "name a run that trains a plain decoder"))
     node = _node_of(start, measured_on, file, path)
     world_size, step_s = start.world_size, statistics.median(times)
-    vocab_size = run.config.corpus.vocab_size
+    vocab_size = num_ids(config)
     size = model_size(config.model, vocab_size, config.shards.sequence_length)
     if start.num_parameters:  # the vocabulary may be smaller than configured: compute it from the weights
         ids = (start.num_parameters - size.num_parameters) // (size.tables * config.model.dim) + vocab_size
