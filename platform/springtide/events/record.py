@@ -85,7 +85,9 @@ def _check_size(key: str, value: Any, kind: str) -> None:
     least, limit = (0, MOST_WORKERS + 1) if key == "world_size" else (1 - LARGEST_INT, LARGEST_INT)
     for one in value if isinstance(value, list) else (value,):
         if isinstance(one, int) and "float" not in kind and not least <= one < limit:
-            raise ValueError(f"{key} is outside the range that a run can write: it must be from {least} to {limit - 1}")
+            raise ValueError(
+                f"{key} is a number outside the range that a run can write: it must be from {least} to {limit - 1}"
+            )
 
 
 def _number(value: Any, kind: str) -> Any:

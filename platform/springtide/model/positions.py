@@ -47,7 +47,9 @@ def rotary_table(
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
         rates = kept * rates + (1.0 - kept) * rates / config.rope_factor
     elif config.rope_scaling != "none":
-        raise ConfigError(explain("model.rope_scaling", config.rope_scaling, "is not a known scaling", "use none"))
+        raise ConfigError(
+            explain("model.rope_scaling", config.rope_scaling, "is not a scaling that is computed here", "use none")
+        )
     angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * rates
     return angles.cos() * sharpened, angles.sin() * sharpened
 
