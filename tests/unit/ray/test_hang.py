@@ -182,8 +182,9 @@ def test_a_deadlocked_group_is_found_after_twenty_steps(monkeypatch: pytest.Monk
 
 
 def test_a_rank_silent_twice_is_not_waited_for_again(workers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that did not answer twice is not waited for again."""
+    """A rank that did not answer twice is neither waited for nor probed again."""
     asked = list[Any]()
+    monkeypatch.setattr(hang, "silent_processes", lambda actors: pytest.fail("probed again") if actors else set())
     monkeypatch.setattr(hang.ray, "wait", lambda answers, **_: (asked.extend(answers), (answers, []))[1])
     summary, silent = hang.diagnose(workers, Store(), 7, known={1})  # type: ignore[arg-type]
     assert (asked[0], len(asked), silent) == ("stacks", 2, workers[1:])  # and its collectives

@@ -165,11 +165,11 @@ def diagnose(
 ) -> tuple[str, list[Worker]]:
     """Write the stacks and newest collectives of ``workers``, ordered by rank, to the run's folder. Returns a summary, and the
     workers whose process is gone. A process that is alive but returns no stack counts as busy. ``known``: ranks that are known
-    not to answer, and are not waited for."""
+    not to answer: they are neither waited for nor probed again."""
     asked = [worker.actor.execute.remote(stacks) for worker in workers]
     others = [answer for rank, answer in enumerate(asked) if rank not in known]
     done = set(ray.wait(others, num_returns=len(others), timeout=_ANSWER_S)[0]) if others else set()
-    silent, unheard = dict[str, Worker](), dict[str, Worker]()
+    unheard = dict[str, Worker]()
     text, collectives = "", _collectives(workers, done, asked)
     for rank, (answer, worker) in enumerate(zip(asked, workers, strict=True)):
         where = f"rank {rank} on node {worker.metadata.node_id[:8]}, pid {worker.metadata.pid}"
@@ -181,9 +181,12 @@ def diagnose(
             unheard[where] = worker
         newest = "".join(f"{one.describe()}\n" for one in collectives.get(rank, ()))
         text += f"{where}\n{newest}{found or 'does not answer'}\n\n"
-    with contextlib.suppress(RayError, OSError):  # if the probe fails, no process counts as gone
-        lost = silent_processes({worker.actor: worker.metadata.node_id for worker in unheard.values()})
-        silent = {where: worker for where, worker in unheard.items() if worker.actor in lost}
+    lost = {workers[rank].actor for rank in known}  # probed a moment ago: another probe of each takes a second
+    with contextlib.suppress(RayError, OSError):  # if the probe fails, no other process counts as gone
+        lost |= silent_processes(
+            {worker.actor: worker.metadata.node_id for worker in unheard.values() if worker.actor not in lost}
+        )
+    silent = {where: worker for where, worker in unheard.items() if worker.actor in lost}
     late = behind(collectives)
     text = f"{late}\n\n{text}" if late else text
     name = f"step-{step:010d}-{int(time.time())}.txt"
