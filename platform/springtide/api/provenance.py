@@ -19,6 +19,8 @@ _GIT_PATIENCE_S = 5.0
 _OURS = "springtide"
 _RAY_WORKER = "default_worker.py"
 _MOST_DATASETS = 100
+_NO_BRANCH = "HEAD"
+"""What git gives as the branch if a commit is checked out by its id."""
 _EMPTY = "SPRINGTIDE_EMPTY"
 """Name of an environment variable that is set to an empty value. ``git --config-env`` copies it into settings that must be
 blank. Unlike ``git -c``, this works for any characters in a setting's name."""
@@ -66,7 +68,8 @@ def checkout(directory: str, command: str = "") -> Origin:
     # run, and ``_own_filters`` does not check it
     status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
     is_changed = bool(_git(directory, *status, without=_own_filters(directory)))
-    return Origin(command, redacted(head[0]), redacted(head[1]), redacted(remote), is_changed)
+    commit, branch = head[0], "" if head[1] == _NO_BRANCH else head[1]
+    return Origin(command, redacted(commit), redacted(branch), redacted(remote), is_changed)
 
 
 def _own_filters(directory: str) -> list[str]:

@@ -22,6 +22,7 @@ class Origin:
     commit: _Text = ""
     """Git commit that was checked out in the working directory of the command; empty if that is no git checkout."""
     branch: _Text = ""
+    """Empty also if a commit is checked out that is no branch's, as CI does."""
     repository: _Text = ""
     """URL of the git remote ``origin``."""
     is_changed: bool = False
@@ -33,9 +34,8 @@ class Origin:
         if not self.commit:
             return ""
         of = f" of {self.repository}" if self.repository else ""
-        return f"{self.commit[:12]}, branch {self.branch}{of}" + (
-            ", with uncommitted changes" if self.is_changed else ""
-        )
+        branch = f", branch {self.branch}" if self.branch else ""
+        return f"{self.commit[:12]}{branch}{of}{', with uncommitted changes' if self.is_changed else ''}"
 
 
 _ORIGIN = TypeAdapter(Origin)

@@ -90,6 +90,12 @@ def test_a_filter_of_the_checkout_is_not_run(name: str, checkout: Path, tmp_path
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_commit_checked_out_by_its_id_has_no_branch(checkout: Path) -> None:
+    git(checkout, "checkout", "-q", "--detach")
+    found = origin_of(["springtide"], str(checkout))
+    assert (found.branch, found.source) == ("", f"{found.commit[:12]} of {found.repository}")
+
+
 def test_no_remote_of_the_checkout_is_called(checkout: Path, tmp_path: Path) -> None:
     """Git asks the remote of a partial clone for objects that are missing, by a program that the config may name."""
     git(checkout, "config", "remote.origin.url", str(tmp_path))
