@@ -53,6 +53,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
     config = config_of(options, runs_code=False)
     labels = _check_labels(config, options)
+    mixture = config.stream.mixture
     with progress_bars() as progress:
         config = prepare(config, progress)
     if options.save:
@@ -61,7 +62,9 @@ def _prepare(options: argparse.Namespace) -> int:
                 os.fchmod(file.fileno(), 0o600)
             file.write(configs.dump(config))
     if not (labels and options.json):
-        show_dataset(config.shards.dataset, False, options.json)
+        made = [config.stream.mixture[name] for name, url in mixture.items() if not url][:1]  # one corpus fills them all
+        for url in made or dict.fromkeys(mixture.values()) or [config.shards.dataset]:
+            show_dataset(url, False, options.json)
     return _label(config, options) if labels else 0
 
 

@@ -123,6 +123,18 @@ def test_both_spellings_lists_and_flags_are_read(tiny: Config, tmp_path: Path) -
     assert config.shards.dataset == tiny.shards.dataset
 
 
+@pytest.mark.parametrize("new", [True, False])
+def test_prepare_shows_the_dataset_it_made_for_a_mixture(
+    new: bool, tiny: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The corpus fills the empty place of a mixture; a mixture without one has nothing to prepare and is shown."""
+    old = tiny.shards.dataset
+    mixture = json.dumps({"old": old, "again": "" if new else old})
+    options = ["--recipe", "tiny", "--shards.root", str(tmp_path), "--stream.mixture", mixture]
+    assert main(["data", "prepare", *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["dataset"] in ([*map(str, tmp_path.iterdir())] if new else [old])
+
+
 def test_inspect_shows_a_dataset_and_finds_a_changed_byte(
     tiny: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
