@@ -13,7 +13,7 @@ demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
 
 test: .venv/.ready check
-	$(BIN)/python -m pytest --times -n 2 tests/architecture tests/unit tests/distributed tests/benchmarks
+	$(BIN)/python -m pytest --times -n 2 --ignore tests/architecture/test_layers.py tests/architecture tests/unit tests/distributed tests/benchmarks
 	$(BIN)/python -m pytest --times tests/elastic
 
 # what is too long for `make test`, an hour at most each: `make long` lists the subjects, `make long SUBJECT=drills` runs one

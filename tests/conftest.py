@@ -100,17 +100,24 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("datasets")
 
 
+@pytest.fixture(scope="session")
+def tiny_dataset(datasets: Path) -> str:
+    """The URL of the dataset of the tiny recipe. A search for it reads and hashes a thousand files: once is enough."""
+    return prepare(configs.recipes.tiny().override({"shards.root": str(datasets)})).shards.dataset
+
+
 @pytest.fixture
-def tiny(tmp_path: Path, datasets: Path) -> Config:
+def tiny(tmp_path: Path, datasets: Path, tiny_dataset: str) -> Config:
     """The tiny recipe, prepared, with its runs below ``tmp_path`` and nothing reported to MLflow."""
     changes = {
         "shards.root": str(datasets),
+        "shards.dataset": tiny_dataset,
         "run.root": str(tmp_path / "runs"),
         "feed.cache": str(tmp_path / "cache"),
         "track.mlflow_uri": "off",
         "track.progress": False,
     }
-    return prepare(configs.recipes.tiny().override(changes))
+    return configs.recipes.tiny().override(changes)
 
 
 @pytest.fixture

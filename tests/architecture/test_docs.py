@@ -62,7 +62,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 def test_every_springtide_command_parses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real parser takes it, and its config resolves where it names a recipe."""
     monkeypatch.chdir(REPOSITORY)
-    parsed = 0
+    parsed, known = 0, parser(show_all=True)
     for page in PAGES:
         for words in commands(page):
             if words[0] != "springtide":
@@ -71,7 +71,7 @@ def test_every_springtide_command_parses(monkeypatch: pytest.MonkeyPatch) -> Non
             if words[-1] in ("--help", "--help-all"):  # it prints, and exits
                 words.pop()
                 words += ["--recipe", "tiny"] if words[-1] in ("train", "prepare") else []
-            options, unknown = parser(show_all=True).parse_known_args(words[1:])
+            options, unknown = known.parse_known_args(words[1:])
             assert unknown == [], f"{page.name}: {command}"
             if getattr(options, "recipe", None) in RECIPES:  # others need a run: tests/elastic resolves them
                 config_of(options, runs_code=hasattr(options, "trust_code"))

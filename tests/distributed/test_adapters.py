@@ -46,7 +46,7 @@ def losses(events: list[Event]) -> dict[int, float]:
 @pytest.mark.full
 def test_only_adapters_learn_and_resizes_leave_no_trace(tiny: Config, ranks: Ranks) -> None:
     """The targets are those of one layer's attention and the other's feed-forward, so units hold different adapters."""
-    trunk = base(tiny)
+    trunk = base(tiny).override({"checkpoint.stage": "/dev/shm"})
     ranks(2, train, trunk)
     [before] = ranks(1, every_tensor, trunk)
     targets = ["blocks.0.attention.*", "blocks.1.ffn.*"]

@@ -52,7 +52,7 @@ def steps(events: list[Event]) -> dict[int, StepDone]:
 
 @pytest.mark.full
 def test_a_branch_that_decays_is_the_run_that_would_have_and_the_trunk_goes_on(tiny: Config, ranks: Ranks) -> None:
-    main = trunk(tiny, "main", parallel__reduction="fp64")
+    main = trunk(tiny, "main", parallel__reduction="fp64", checkpoint__stage="/dev/shm")
     ranks(2, train, main, 30)
     twin = trunk(tiny, "twin", steps=40, decay=10, parallel__reduction="fp64")
     expected = steps(ranks(1, train, twin)[0])
@@ -95,7 +95,7 @@ def test_a_branch_that_decays_is_the_run_that_would_have_and_the_trunk_goes_on(t
 def test_a_spike_soon_after_the_branch_point_skips_no_step_of_the_trunk(tiny: Config) -> None:
     run_here(train, trunk(tiny, "stem", steps=20, decay=0))
     spiked = trunk(tiny, "spiked", 24, 0, train__start_from=f"{tiny.run.root}/stem", optim__on_spike="rollback")
-    config = begun(spiked.override({"optim.rollback_steps": 5}))
+    config = begun(spiked.override({"optim.rollback_steps": 5, "checkpoint.stage": "/dev/shm"}))
     events = run_here(train_poisoned, config, {22})
     assert [event.skipped for event in events if isinstance(event, RolledBack)] == [[20, 21]]
     assert [event.step for event in events if isinstance(event, Started)] == [20, 20]
@@ -103,8 +103,10 @@ def test_a_spike_soon_after_the_branch_point_skips_no_step_of_the_trunk(tiny: Co
     assert sorted(steps(events)) == [21, 22, 23, 24]
 
 
-def test_weights_alone_begin_at_step_0_of_any_order(tiny: Config, ranks: Ranks) -> None:
-    [events] = ranks(1, train, trunk(tiny, "trained", steps=20, decay=0, train__eval_tokens=16 * 64))
+def test_weights_alone_begin_at_step_0_of_any_order_and_what_cannot_be_begun_with_is_told(
+    tiny: Config, ranks: Ranks
+) -> None:
+    events = run_here(train, trunk(tiny, "trained", steps=20, decay=0, train__eval_tokens=16 * 64))
     after = [event for event in events if isinstance(event, Evaluated)][-1]
     weights = {"train__start_from": f"{tiny.run.root}/trained", "train__start_with": "weights", "stream__seed": 5}
     digest = open_data(tiny.data).tokenizer_digest
@@ -117,11 +119,8 @@ def test_weights_alone_begin_at_step_0_of_any_order(tiny: Config, ranks: Ranks) 
     assert (before.step, before.heldout_loss) == (0, pytest.approx(after.heldout_loss, abs=1e-5))
     found = steps(events)
     assert [(step, found[step].tokens) for step in (1, 3)] == [(1, tiny.tokens_per_step), (3, 3 * tiny.tokens_per_step)]
-
-
-def test_what_cannot_be_begun_with_is_told_before_anything_starts(tiny: Config, ranks: Ranks) -> None:
-    ranks(1, train, trunk(tiny, "short", steps=20, decay=0))
-    here = f"{tiny.run.root}/short"
+    # before anything starts
+    here = f"{tiny.run.root}/trained"
     for changes, problem in (
         ({"train__start_from": f"{here}/checkpoints/step-0000000011"}, "names no checkpoint that counts"),
         ({"train__start_from": f"{tiny.run.root}/nowhere"}, "names no checkpoint that counts; .* has none"),

@@ -52,7 +52,7 @@ def table() -> Iterator[None]:
 def recover(url: str, fault: str, result: str, width: int = WIDTH) -> dict[str, Any]:
     """Resume; what was committed before must still be whole, and what is resumed the newest of it."""
     before = committed(Folder(url))
-    found: dict[str, Any] = apart(resume, url, width)
+    found = resume(url, width)
     after = inspect(Folder(url), verify=True)
     whole = {one.name for one in after if one.state == "committed"}
     lost = sum(

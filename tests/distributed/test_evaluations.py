@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from loops import evaluate_new_model, train
+from ranks import run_here
 
 from springtide.checkpoint.format import name_of
 from springtide.config import Config
@@ -19,13 +20,15 @@ pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
 
 
-def test_figures_have_the_same_bits_at_any_world_size(tiny: Config, poems: str, ranks: Ranks) -> None:
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.full), 3])
+def test_figures_have_the_same_bits_at_any_world_size(tiny: Config, poems: str, ranks: Ranks, world_size: int) -> None:
     mixture = {"code": tiny.shards.dataset, "poems": poems}
     changes = {"stream.mixture": mixture, "train.eval_tokens": 22 * 64, "train.micro_batch": 4}
-    found = {size: ranks(size, evaluate_new_model, tiny.override(changes)) for size in (1, 2, 3)}
-    figures = [(one.heldout_loss, one.heldout_bits_per_byte, one.losses) for of in found.values() for one in of]
-    assert figures == figures[:1] * 6
-    assert found[1][0].rows == 22
+    alone = run_here(evaluate_new_model, tiny.override(changes))
+    everyone = [alone, *ranks(world_size, evaluate_new_model, tiny.override(changes))]
+    figures = [(one.heldout_loss, one.heldout_bits_per_byte, one.losses) for one in everyone]
+    assert figures == figures[:1] * (1 + world_size)
+    assert alone.rows == 22
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -37,7 +40,7 @@ def test_a_checkpoint_is_evaluated_in_the_precision_of_training(tiny: Config, ra
         "optim.warmup": 0,
         "train.sample_tokens": 0,
     }
-    [events] = ranks(1, train, tiny.override(changes))
+    events = run_here(train, tiny.override(changes))
     trained = [event for event in events if isinstance(event, Evaluated)][-1]
     assert trained.step == 4
     config = tiny.override(changes)

@@ -48,6 +48,7 @@ def stored(run: Folder) -> dict[str, Tensor]:
 def test_a_packed_base_leaves_no_trace_of_resizes_and_goes_out_merged(tiny: Config, ranks: Ranks) -> None:
     step, runs = tiny.tokens_per_step, Folder(tiny.run.root)
     fixed = {"run.id": "base", "parallel.reduction": "fp64", "stream.lanes": 6, "train.eval_tokens": 0}
+    fixed["checkpoint.stage"] = "/dev/shm"
     trunk = tiny.override({**fixed, "train.total": step, "optim.warmup": 0, "train.sample_tokens": 0})
     changes = {"run.id": "whole", "train.start_from": f"{runs.url}/base/checkpoints/step-0000000001"}
     changes |= {"train.start_with": "weights", "train.total": STEPS * step, "checkpoint.every_steps": 2}

@@ -31,6 +31,7 @@ def test_training_goes_on_while_the_disk_is_full_and_nothing_is_missing_afterwar
         "train.eval_tokens": 0,
         "train.sample_tokens": 0,
         "checkpoint.every_steps": 3,
+        "checkpoint.stage": "/dev/shm",
         "checkpoint.tries": 1,
         "track.progress": True,
     }

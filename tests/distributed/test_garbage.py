@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from garbage import aborted, evaluate_with_garbage, train_with_garbage
+from ranks import each
 
 from springtide.config import Config
 
@@ -22,26 +23,20 @@ def short(tiny: Config) -> Config:
     return tiny.override(changes)
 
 
-@pytest.mark.parametrize("how", ["nothing summed", "half summed", "no numbers", "one value"])
-def test_garbage_in_the_steps_message_changes_nothing_and_is_named(short: Config, ranks: Ranks, how: str) -> None:
-    for kind, raised, told, same in ranks(2, train_with_garbage, short, 3, how):
-        assert kind == "CollectiveError"
-        assert "canaries are not 2" in raised
-        assert told == [1, 2]
-        assert same
-
-
-def test_who_is_cut_off_in_a_collective_uses_nothing_of_it_however_right_it_looks(short: Config, ranks: Ranks) -> None:
-    for kind, raised, told, same in ranks(2, train_with_garbage, short, 3, "cut off"):
-        assert kind == "CutOff"
-        assert "was cut off" in raised
-        assert told == [1, 2]
-        assert same
-
-
-def test_a_heldout_loss_of_garbage_is_told_to_nobody(short: Config, ranks: Ranks) -> None:
-    config = short.override({"train.eval_tokens": 4 * 64})
-    for kind, told in ranks(2, evaluate_with_garbage, config):
+def test_what_an_aborted_collective_returns_changes_nothing_and_is_named(short: Config, ranks: Ranks) -> None:
+    """In the step's message, in the sums of held-out losses, and where the sums look right but the rank was cut off."""
+    hows = ["nothing summed", "half summed", "no numbers", "one value", "cut off"]
+    calls: list[Any] = [
+        (train_with_garbage, (short.override({"run.id": how.replace(" ", "-")}), 3, how)) for how in hows
+    ]
+    evaluated = short.override({"train.eval_tokens": 4 * 64})
+    for *trained, cut_off, (kind, told) in ranks(2, each, [*calls, (evaluate_with_garbage, (evaluated,))]):
+        for error, raised, steps, same in trained:
+            assert (error, steps, same) == ("CollectiveError", [1, 2], True)
+            assert "canaries are not 2" in raised
+        assert cut_off[0] == "CutOff"
+        assert "was cut off" in cut_off[1]
+        assert cut_off[2:] == ([1, 2], True)
         assert kind == "CollectiveError"
         assert "evaluated" not in told
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from layouts import load_another_model, load_in, save_in
+from ranks import each, run_here
 from safetensors import safe_open
 
 from springtide.checkpoint.format import committed, read_index, read_manifest
@@ -19,34 +20,44 @@ pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
 
 
-@pytest.mark.parametrize(
-    ("saved_on", "saved_in", "loaded"),
-    [
-        (4, "fsdp", [(1, "fsdp"), (2, "fsdp"), (3, "fsdp"), (8, "fsdp"), (4, "hsdp"), (1, "single"), (3, "columns")]),
-        (4, "hsdp", [(1, "single"), (3, "fsdp"), (4, "hsdp")]),
-        (1, "single", [(4, "hsdp"), (3, "fsdp")]),
-        (3, "columns", [(2, "fsdp"), (2, "columns")]),
-    ],
-)
-def test_any_layout_at_any_world_size(tmp_path: Path, ranks: Ranks, saved_on: int, saved_in: str, loaded: Any) -> None:
-    url = str(tmp_path)
-    ranks(saved_on, save_in, saved_in, url)
-    [expected] = ranks(1, load_in, "single", url)
+SAVED = {4: ["fsdp", "hsdp"], 3: ["columns"]}
+"""In which layouts a number of ranks saves the state; a process alone saves it, too."""
+LOADED = {
+    2: [("fsdp", "fsdp"), ("columns", "fsdp"), ("columns", "columns")],
+    3: [("fsdp", "fsdp"), ("fsdp", "columns"), ("hsdp", "fsdp"), ("single", "fsdp")],
+    4: [("fsdp", "hsdp"), ("hsdp", "hsdp"), ("single", "hsdp")],
+    8: [("fsdp", "fsdp")],
+}
+"""As saved in which layout, and in which it is loaded by a number of ranks; a process alone loads each, too."""
+
+
+def test_any_layout_at_any_world_size(tmp_path: Path, ranks: Ranks) -> None:
+    for world_size, layouts in SAVED.items():
+        ranks(world_size, each, [(save_in, (layout, str(tmp_path / layout))) for layout in layouts])
+    run_here(save_in, "single", str(tmp_path / "single"))
+    expected = run_here(load_in, "single", str(tmp_path / "single"))
     assert len(expected) == 6 + 4 * 3  # weights and the persistent buffer; two moments and a count of each that trains
     numbers = torch.cat(
         [tensor.double().flatten() for name, tensor in sorted(expected.items()) if "narrow" not in name]
     )
     assert len(numbers.unique()) == len(numbers)
-    for world_size, layout in loaded:
-        for found in ranks(world_size, load_in, layout, url):
-            assert found.keys() == expected.keys()
-            for name, tensor in expected.items():
-                assert torch.equal(found[name], tensor), (layout, world_size, name)
+    alone = [("fsdp", "single"), ("hsdp", "single"), ("columns", "single"), ("fsdp", "fsdp")]
+    found = {1: [[run_here(load_in, layout, str(tmp_path / saved)) for saved, layout in alone]]}
+    for world_size, loads in LOADED.items():
+        found[world_size] = ranks(
+            world_size, each, [(load_in, (layout, str(tmp_path / saved))) for saved, layout in loads]
+        )
+    for world_size, of_ranks in found.items():
+        for of_rank in of_ranks:
+            for load, tensors in zip(LOADED.get(world_size, alone), of_rank, strict=True):
+                assert tensors.keys() == expected.keys()
+                for name, tensor in expected.items():
+                    assert torch.equal(tensors[name], tensor), (load, world_size, name)
 
 
 def test_another_model_is_refused_and_every_name_is_told(tmp_path: Path, ranks: Ranks) -> None:
     ranks(2, save_in, "fsdp", str(tmp_path))
-    [said] = ranks(1, load_another_model, str(tmp_path))
+    said = run_here(load_another_model, str(tmp_path))
     assert "the checkpoint lacks " in said
     assert "model/third.bias, model/third.weight" in said
     assert "the model has no place for model/second.weight" in said
@@ -56,9 +67,8 @@ def test_another_model_is_refused_and_every_name_is_told(tmp_path: Path, ranks: 
 
 def test_what_has_not_changed_is_not_written_again(tmp_path: Path, ranks: Ranks) -> None:
     run = Folder(tmp_path)
-    for step in (5, 10, 15, 20):
-        written = ranks(2, save_in, "fsdp", str(tmp_path), step)
-        assert written
+    for written in ranks(2, each, [(save_in, ("fsdp", str(tmp_path), step)) for step in (5, 10, 15, 20)]):
+        assert all(written)
     assert committed(run) == ["step-0000000015", "step-0000000020"]
     first, last = read_manifest(run, "step-0000000015"), read_manifest(run, "step-0000000020")
     assert first.size_bytes == last.size_bytes
@@ -73,8 +83,7 @@ def test_what_has_not_changed_is_not_written_again(tmp_path: Path, ranks: Ranks)
     assert left == {name for name in {*first.refers, *last.refers} if name.startswith("step-0000000005")}
     assert [one.state for one in inspect(run, verify=True)] == ["referred", "referred", "committed", "committed"]
     # on another number of ranks the boxes of what is sharded are others, those of what is not are the same
-    ranks(3, save_in, "fsdp", str(tmp_path), 25)
-    ranks(3, save_in, "fsdp", str(tmp_path), 30)
+    ranks(3, each, [(save_in, ("fsdp", str(tmp_path), step)) for step in (25, 30)])
     refers = read_manifest(run, "step-0000000030").refers
     assert {name.split("/")[0] for name in refers} == {"step-0000000005", "step-0000000025"}
     assert len((run / "checkpoints" / "step-0000000005").names()) == 1
@@ -82,7 +91,7 @@ def test_what_has_not_changed_is_not_written_again(tmp_path: Path, ranks: Ranks)
 
 def test_any_tool_that_knows_safetensors_opens_the_files(tmp_path: Path, ranks: Ranks) -> None:
     ranks(2, save_in, "fsdp", str(tmp_path))
-    [alone] = ranks(1, load_in, "single", str(tmp_path))
+    alone = run_here(load_in, "single", str(tmp_path))
     seen = set()
     for file in tmp_path.glob("checkpoints/*/*.safetensors"):
         with safe_open(file, "pt") as opened:

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from loops import train, train_laid_out, train_poisoned
+from loops import train, train_each_until, train_laid_out, train_poisoned
 from prepared import short_run
+from ranks import each, run_here
 
 from springtide import config as configs
 from springtide.checkpoint.format import committed, read_manifest
 from springtide.config import Config
 from springtide.elastic import GroupRequest
-from springtide.events import Evaluated, Event, Profiled, RolledBack, Spiked, Started, StepDone
+from springtide.events import Evaluated, Event, Profiled, RolledBack, Spiked, Started, StepDone, Stopped
 from springtide.run.verify import verify
 from springtide.storage import Folder
 from springtide.tracking.journal import read_journal
@@ -33,7 +34,7 @@ TOLERANCES = {"fp32": 5e-5, "bf16": 0.05, "fp16": 0.01}
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     root = tmp_path_factory.mktemp("layouts")
-    return short_run(root, STEPS)
+    return short_run(root, STEPS, checkpoint__stage="")
 
 
 def laid_out(config: Config, name: str, **changes: Any) -> Config:
@@ -47,30 +48,32 @@ def losses(events: list[Event]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def expected(config: Config) -> list[float]:
-    from ranks import run_ranks
-
-    [events] = run_ranks(1, train, laid_out(config, "alone"))
+    events = run_here(train, laid_out(config, "alone"))
     assert len(losses(events)) == STEPS
     return losses(events)
 
 
 @pytest.mark.parametrize(
-    ("world_size", "strategy", "shard_workers"),
+    ("world_size", "layouts"),
     [
-        (2, "ddp", 0),
-        (3, "zero1", 0),
-        (3, "zero2", 0),
-        pytest.param(2, "zero3", 0, marks=pytest.mark.full),
-        (4, "zero3", 2),
+        (3, [("ddp", 0, 2), ("zero1", 0, 2), ("zero2", 0, 2), ("zero3", 0, 4)]),
+        pytest.param(2, [("zero3", 0, 2)], marks=pytest.mark.full),
+        (4, [("zero3", 2, 2)]),
     ],
 )
 def test_every_layout_has_the_losses_of_one_worker(
-    config: Config, expected: list[float], ranks: Ranks, world_size: int, strategy: str, shard_workers: int
+    config: Config, expected: list[float], ranks: Ranks, world_size: int, layouts: list[tuple[str, int, int]]
 ) -> None:
-    name = f"{strategy}-{shard_workers}-{world_size}"
-    changed = laid_out(config, name, strategy=strategy, shard_workers=shard_workers)
-    for events in ranks(world_size, train_laid_out, changed):
-        assert losses(events) == pytest.approx(expected, abs=TOLERANCES["fp32"])
+    changed = [
+        laid_out(
+            config, f"{strategy}-{shard_workers}-{world_size}", strategy=strategy, shard_workers=shard_workers
+        ).override({"train.micro_batch": micro_batch})
+        for strategy, shard_workers, micro_batch in layouts
+    ]
+    for of_rank in ranks(world_size, train_each_until, changed, 0):
+        for layout, events in zip(layouts, of_rank, strict=True):
+            assert losses(events) == pytest.approx(expected, abs=TOLERANCES["fp32"]), layout
+            assert isinstance(events[-1], Stopped)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +88,12 @@ def test_every_layout_has_the_losses_of_one_worker(
 def test_types_stay_near_float32_and_computing_again_changes_nothing(
     config: Config, expected: list[float], ranks: Ranks, precision: str, recompute: str
 ) -> None:
-    found = {}
-    for how in ("none", recompute):
-        changed = laid_out(config, f"{precision}-{recompute}-{how}", precision=precision, recompute=how)
-        events = ranks(2, train_laid_out, changed)[0]
-        found[how] = losses(events)
+    changed = [
+        laid_out(config, f"{precision}-{recompute}-{how}", precision=precision, recompute=how)
+        for how in ("none", recompute)
+    ]
+    plain, events = ranks(2, train_each_until, changed, 0)[0]
+    found = {"none": losses(plain), recompute: losses(events)}
     assert found[recompute] == found["none"]
     # in fp16 the search for the loss scale costs the updates of a few steps, and what follows is trained on fewer
     updated = [event.updated for event in events if isinstance(event, StepDone)]
@@ -147,8 +151,12 @@ def test_a_run_whose_gradients_stay_infinite_ends_and_says_why(config: Config, r
 @pytest.mark.parametrize("how", ["skip", pytest.param("warn", marks=pytest.mark.full)])
 def test_steps_of_noise_are_found_before_they_count(config: Config, ranks: Ranks, how: str) -> None:
     poisoned = {22, 23}
-    clean = losses(ranks(2, train, config.override({"run.id": f"clean-{how}"}))[0])
-    events = ranks(2, train_poisoned, config.override({"run.id": how, "optim.on_spike": how}), poisoned)[0]
+    runs: list[Any] = [
+        (train, (config.override({"run.id": f"clean-{how}"}),)),
+        (train_poisoned, (config.override({"run.id": how, "optim.on_spike": how}), poisoned)),
+    ]
+    undisturbed, events = ranks(2, each, runs)[0]
+    clean = losses(undisturbed)
     found, done = losses(events), [event for event in events if isinstance(event, StepDone)]
     found_at = {event.step for event in events if isinstance(event, Spiked)}
     assert found_at == poisoned if how == "skip" else found_at >= poisoned  # trained on, they show in those after
@@ -166,7 +174,7 @@ def test_a_run_goes_back_before_steps_of_noise_and_ends_as_if_they_had_never_bee
     config: Config, ranks: Ranks, before: int
 ) -> None:
     changes = {"optim.on_spike": "rollback", "optim.rollback_steps": before, "checkpoint.every_steps": 11}
-    changes |= {"train.eval_every": 11, "train.eval_tokens": 64}
+    changes |= {"train.eval_every": 11, "train.eval_tokens": 64, "checkpoint.stage": "/dev/shm"}
     changed = config.override({"run.id": f"rollback-{before}", **changes})
     events = ranks(2, train_poisoned, changed, {23, 24})[0]
     skipped = [event.skipped for event in events if isinstance(event, RolledBack)]

@@ -34,6 +34,7 @@ def test_a_run_that_loses_both_holders_of_a_snapshot_goes_on_from_a_live_copy_bi
         "optim.warmup": 0,
         "checkpoint.every_steps": 0,
         "checkpoint.memory_every": 3,
+        "checkpoint.stage": "/dev/shm",
         "elastic.min_workers": 2,
         "elastic.max_workers": 4,
         "parallel.reduction": "fp64",

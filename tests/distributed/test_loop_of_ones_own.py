@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import each
 from torch import nn
 
 import springtide as st
@@ -87,8 +88,10 @@ def test_a_loop_that_does_not_restore_is_told_instead_of_saving_what_would_not_c
 
 def test_a_save_that_fails_on_one_rank_is_told_on_all(tmp_path: Path, ranks: Callable[..., list[Any]]) -> None:
     folder = str(tmp_path / "run")
-    assert ranks(2, saved_apart, folder, False) == [[], []]
-    assert committed(Folder(folder)) == ["step-0000000001", "step-0000000002"]
-    for (problem,) in ranks(2, saved_apart, str(tmp_path / "bad"), True):
+    for good, (problem,) in ranks(
+        2, each, [(saved_apart, (folder, False)), (saved_apart, (str(tmp_path / "bad"), True))]
+    ):
+        assert good == []
         assert re.search(r"the save in .*bad failed: .*\(rank 1\)", problem)
+    assert committed(Folder(folder)) == ["step-0000000001", "step-0000000002"]
     assert committed(Folder(str(tmp_path / "bad"))) == ["step-0000000001"]

@@ -17,7 +17,7 @@ def test_rank_0_tells_that_another_rank_keeps_no_more_snapshots_and_why(
     tiny: Config, ranks: Callable[..., list[Any]]
 ) -> None:
     changes = {"run.id": "full", "train.total": 12 * 12 * 64, "optim.warmup": 0, "checkpoint.memory_every": 1}
-    config = tiny.override(changes | {"train.eval_tokens": 0})
+    config = tiny.override(changes | {"train.eval_tokens": 0, "checkpoint.stage": "/dev/shm"})
     found = ranks(2, train_with_a_full_keeper, config, 1)
     for told, taken in found:
         [off] = [one for one in told if one["kind"] == "snapshots"]

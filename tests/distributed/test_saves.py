@@ -10,12 +10,14 @@ import pytest
 import s3_faults
 import s3_server
 from loops import SLOW_WRITER, train, train_with_dropout, train_with_short_intervals, train_with_writer
+from ranks import each, run_here
 
 from springtide import config as configs
 from springtide.checkpoint import leases
 from springtide.checkpoint.format import committed, read_manifest
 from springtide.config import Config
 from springtide.elastic import GroupRequest
+from springtide.errors import CheckpointError
 from springtide.events import (
     Evaluated,
     Event,
@@ -36,6 +38,7 @@ Ranks = Callable[..., list[Any]]
 def named(config: Config, name: str, steps: int, **changes: Any) -> Config:
     given = {key.replace("__", "."): value for key, value in changes.items()}
     fixed = {"run.id": name, "train.total": steps * config.tokens_per_step, "optim.warmup": 0, "train.eval_tokens": 0}
+    fixed |= {"checkpoint.stage": "/dev/shm"}
     return config.override({**fixed, **given})
 
 
@@ -46,30 +49,31 @@ def of(events: list[Event], kind: type[Event]) -> list[Any]:
 def test_a_save_that_is_due_while_one_is_written_is_left_out_or_waited_for(tiny: Config, ranks: Ranks) -> None:
     every = {"checkpoint__every_steps": 2}
     skipping = named(tiny, "skip", 9, **every, checkpoint__when_busy="skip")
-    events = ranks(2, train_with_writer, skipping, SLOW_WRITER)[0]
-    assert of(events, SaveSkipped)
-    assert all("is still being written" in event.reason for event in of(events, SaveSkipped))
-    saved = [event.step for event in of(events, Saved)]
+    queueing = named(tiny, "queue", 9, checkpoint__every_steps=3, checkpoint__when_busy="queue")
+    calls: list[Any] = [
+        (train_with_writer, (skipping, SLOW_WRITER)),
+        (train_with_writer, (named(skipping, "asked", 9), SLOW_WRITER, 3, GroupRequest.SAVE)),
+        (train_with_writer, (queueing, SLOW_WRITER, 4, GroupRequest.SAVE)),
+    ]
+    skipped, asked, queued = ranks(2, each, calls)[0]
+    assert of(skipped, SaveSkipped)
+    assert all("is still being written" in event.reason for event in of(skipped, SaveSkipped))
+    saved = [event.step for event in of(skipped, Saved)]
     assert saved[-1] == 9
-    assert not set(saved) & {event.step for event in of(events, SaveSkipped)}
-    # what somebody asked for is not left out
-    asked = named(skipping, "asked", 9)
-    events = ranks(2, train_with_writer, asked, SLOW_WRITER, 3, GroupRequest.SAVE)[0]
-    assert [event.step for event in of(events, Saved)][:2] == [2, 3]
-    queueing = named(tiny, "queue", 9, **every, checkpoint__when_busy="queue")
-    events = ranks(2, train_with_writer, queueing, SLOW_WRITER)[0]
-    assert [event.step for event in of(events, Saved)] == [2, 4, 6, 8, 9]
-    assert not of(events, SaveSkipped)
+    assert not set(saved) & {event.step for event in of(skipped, SaveSkipped)}
+    # what somebody asked for is not left out, saved once, and trained on
+    assert [event.step for event in of(asked, Saved)][:2] == [2, 3]
+    assert [event.step for event in of(queued, Saved)] == [3, 4, 6, 9]
+    assert len(of(queued, StepDone)) == 9
+    assert not of(queued, SaveSkipped)
     # two are never under way: each is safe before the step after the next save's
-    order = [(type(event), event.step) for event in events if isinstance(event, Saved | StepDone)]
-    for step in (2, 4, 6):
-        assert order.index((Saved, step)) < order.index((StepDone, step + 3))
+    order = [(type(event), event.step) for event in queued if isinstance(event, Saved | StepDone)]
+    for step, after_next in ((3, 5), (4, 7), (6, 10)):
+        assert (StepDone, after_next) not in order or order.index((Saved, step)) < order.index((StepDone, after_next))
 
 
 @pytest.mark.parametrize("ask", [GroupRequest.LEAVE, pytest.param(GroupRequest.STOP, marks=pytest.mark.full)])
-def test_a_group_that_is_to_end_saves_first_and_the_next_one_evaluates(
-    tiny: Config, ranks: Ranks, ask: GroupRequest
-) -> None:
+def test_a_group_that_is_to_end_saves_first_and_the_next_one_evaluates(tiny: Config, ask: GroupRequest) -> None:
     config = named(
         tiny,
         ask.value,
@@ -78,16 +82,16 @@ def test_a_group_that_is_to_end_saves_first_and_the_next_one_evaluates(
         train__eval_every=2,
         checkpoint__every_steps=6,
     )
-    ended = ranks(1, train, config, 4, ask)[0]
+    ended = run_here(train, config, 4, ask)
     assert [event.step for event in of(ended, Evaluated)] == [0, 2]
     assert of(ended, Saved)[-1].step == 4
-    resumed = ranks(1, train, config, 5, ask)[0]  # at a step without an evaluation
+    resumed = run_here(train, config, 5, ask)  # at a step without an evaluation
     assert [type(event) for event in resumed][:3] == [Started, Evaluated, StepDone]
     assert [event.step for event in of(resumed, Evaluated)] == [4]
-    again = ranks(1, train, config)[0]
+    again = run_here(train, config)
     assert [event.step for event in of(again, Evaluated)] == [6]
     # what a checkpoint has is not measured again
-    assert of(ranks(1, train, config)[0], Evaluated) == []
+    assert of(run_here(train, config), Evaluated) == []
 
 
 def test_failing_saves_are_counted_and_stop_the_run_at_the_limit_only(
@@ -112,7 +116,7 @@ def test_failing_saves_are_counted_and_stop_the_run_at_the_limit_only(
         faults.set("")
         folder = Folder(config.run.root) / "failing"
         assert committed(folder)[-1] == "step-0000000012"
-        started = of(ranks(1, train, again)[0], Started)[0]
+        started = of(run_here(train, again.override({"checkpoint.stage": ""})), Started)[0]
         assert started.step == 12
     assert leases.losses(folder) == 1
 
@@ -162,10 +166,10 @@ def test_a_checkpoint_says_whose_it_is_and_no_secret(tiny: Config, ranks: Ranks,
             assert not any(secret.encode() in data for secret in secrets if secret != "springtide")
 
 
-def test_the_best_and_every_mth_are_kept(tiny: Config, ranks: Ranks) -> None:
+def test_the_best_and_every_mth_are_kept(tiny: Config) -> None:
     rule = {"checkpoint__keep_last": 1, "checkpoint__keep_every": 6, "checkpoint__keep_best": 1}
     queue = {"checkpoint__every_steps": 2, "checkpoint__when_busy": "queue"}
-    ranks(1, train, named(tiny, "kept", 15, **rule, **queue))
+    run_here(train, named(tiny, "kept", 15, **rule, **queue))
     run = Folder(tiny.run.root) / "kept"
     losses = {name: read_manifest(run, name).meta.metrics["loss"] for name in committed(run)}
     assert {"step-0000000006", "step-0000000012", "step-0000000015"} <= set(losses)
@@ -177,16 +181,23 @@ def test_a_run_walks_back_over_several_bad_ones_and_stops_when_none_is_left(tiny
     config = named(tiny, "rotten", 6, **queue)
     ranks(2, train, config)
     folder = Path(config.run.root) / "rotten" / "checkpoints"
-    for name in ("step-0000000006", "step-0000000004"):
-        file = next((folder / name).glob("*r0000.safetensors"))
-        file.write_bytes(file.read_bytes()[:-7])
+    flipped = next((folder / "step-0000000006").glob("*r0001.safetensors"))
+    data = bytearray(flipped.read_bytes())
+    data[len(data) // 2] ^= 1
+    flipped.write_bytes(data)
+    short = next((folder / "step-0000000004").glob("*r0000.safetensors"))
+    short.write_bytes(short.read_bytes()[:-7])
     events = ranks(2, train, config)[0]
-    assert [(event.name, event.step) for event in of(events, Rejected)] == [
+    first, second, started = events[:3]
+    assert [(event.name, event.step) for event in (first, second) if isinstance(event, Rejected)] == [
         ("step-0000000006", 2),
         ("step-0000000004", 2),
     ]
-    assert of(events, Started)[0].resumed_from == "step-0000000002"
+    assert f"{flipped.name}: bytes " in first.reason
+    assert isinstance(started, Started)
+    assert started.resumed_from == "step-0000000002"
+    assert committed(Folder(config.run.root) / "rotten")[-1] == "step-0000000006"  # written anew
     for file in folder.glob("*/*r0001.json"):
         file.write_bytes(b"")
-    with pytest.raises(AssertionError, match=r"none of the checkpoints of .* can be used: step-0000000006: "):
-        ranks(1, train, config)
+    with pytest.raises(CheckpointError, match=r"none of the checkpoints of .* can be used: step-0000000006: "):
+        run_here(train, config)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from layouts import load_on_a_broken_rank, save_in
+from ranks import each
 from saving import meta, resume, save, state
 
 from springtide.checkpoint import leases
@@ -28,16 +29,19 @@ pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
 
 
-def test_one_rank_that_reads_bad_bytes_condemns_no_checkpoint_and_is_named(tmp_path: Path, ranks: Ranks) -> None:
-    ranks(2, save_in, "fsdp", str(tmp_path), 5)
-    ranks(2, save_in, "fsdp", str(tmp_path), 10)
-    for said in ranks(2, load_on_a_broken_rank, "digest", str(tmp_path)):
-        assert said.startswith("UnfitNode"), said
-        assert "rank 1 on node node-1 finds step-00000000" in said
-        assert "digest expected" in said
-    for said in ranks(2, load_on_a_broken_rank, "mount", str(tmp_path)):
-        assert said.startswith("UnfitNode"), said
-        assert "rank 1 on node node-1" in said
+def test_one_rank_that_cannot_read_condemns_no_checkpoint_and_is_named(tmp_path: Path, ranks: Ranks) -> None:
+    url = str(tmp_path)
+    ranks(2, each, [(save_in, ("fsdp", url, step)) for step in (5, 10)])
+    hows = ("memory", "mount", "digest")
+    for memory, mount, digest in ranks(2, each, [(load_on_a_broken_rank, (how, url)) for how in hows]):
+        # a rank that fails alone leaves no other in a collective
+        assert memory.startswith("RuntimeError: rank 1 cannot load step-0000000010 of"), memory
+        assert memory.endswith("RuntimeError: no memory")
+        assert mount.startswith("UnfitNode"), mount
+        assert "rank 1 on node node-1" in mount
+        assert digest.startswith("UnfitNode"), digest
+        assert "rank 1 on node node-1 finds step-00000000" in digest
+        assert "digest expected" in digest
     assert committed(Folder(tmp_path)) == ["step-0000000005", "step-0000000010"]
     assert not list(tmp_path.rglob(QUARANTINED))
     assert not (tmp_path / "unmounted").exists(), "a reader makes no folder where the storage should be"
@@ -69,15 +73,6 @@ def test_the_word_of_one_node_counts_only_where_no_other_can_read(answer: str | 
         assert found
         assert found.name == "step-0000000005"
         assert committed(run) == ["step-0000000005"]
-
-
-def test_a_rank_that_fails_alone_leaves_no_other_in_a_collective(tmp_path: Path, ranks: Ranks) -> None:
-    """And condemns no checkpoint: its bytes may be good."""
-    ranks(2, save_in, "fsdp", str(tmp_path), 5)
-    for said in ranks(2, load_on_a_broken_rank, "memory", str(tmp_path)):
-        assert said.startswith("RuntimeError: rank 1 cannot load step-0000000005 of"), said
-        assert said.endswith("RuntimeError: no memory")
-    assert committed(Folder(tmp_path)) == ["step-0000000005"]
 
 
 def test_the_last_checkpoint_that_counts_is_never_put_in_quarantine(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def config_of(tiny: Config, name: str) -> Config:
         "train.eval_tokens": 0,
         "train.sample_tokens": 0,
         "checkpoint.every_steps": 0,
+        "checkpoint.stage": "/dev/shm",
         "parallel.reduction": "fp64",
         "elastic.notices": "file",
     }

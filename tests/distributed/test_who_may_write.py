@@ -81,6 +81,7 @@ def test_a_group_of_torchrun_that_is_refused_has_written_nothing(held: Config, r
 
 def test_a_group_that_was_fenced_off_writes_nothing_when_it_goes_back(tiny: Config, ranks: Ranks) -> None:
     changes = {"run.id": "fenced", "optim.on_spike": "rollback", "checkpoint.every_steps": 2, "train.eval_tokens": 0}
+    changes |= {"checkpoint.stage": "/dev/shm"}
     [(said, before, after)] = ranks(1, go_back_when_fenced, tiny.override(changes))
     assert "is held by lease 2" in said
     assert before

@@ -363,7 +363,7 @@ def test_a_shard_that_rots_stops_the_run_at_once_and_is_named(tiny: Config, ray_
     assert end.status == "failed"
 
 
-@pytest.mark.parametrize("first", [0, 17])
+@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.full), 17])
 def test_the_feed_gives_each_rank_its_batches_in_order(
     tiny: Config, ray_cluster: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

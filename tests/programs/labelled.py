@@ -34,7 +34,7 @@ def teacher(root: Path, datasets: Path) -> Config:
     config = few_rows(tiny.override({"track.mlflow_uri": "off", "track.progress": False}))
     short = {"run.id": "teacher", "train.total": 3 * config.tokens_per_step, "optim.warmup": 0, "train.eval_tokens": 0}
     config = config.override({**short, "optim.peak_lr": 2e-2})
-    run_ranks(1, train, config)
+    run_ranks(1, train, config.override({"checkpoint.stage": ""}))
     Run(Folder(config.run.root) / "teacher").write_config(config)
     return config
 

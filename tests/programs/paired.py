@@ -32,7 +32,7 @@ def paired(root: Path, steps: int = STEPS) -> Config:
     fixed = {"run.id": "reference", "train.total": 2 * step, "optim.warmup": 0, "train.eval_tokens": 0}
     fixed |= {"parallel.reduction": "fp64", "stream.lanes": 6, "train.micro_batch": 2, "track.progress": False}
     config = config.override(fixed)
-    run_ranks(1, train, config)
+    run_ranks(1, train, config.override({"checkpoint.stage": ""}))
     Run(Folder(config.run.root) / "reference").write_config(config)
     label(config.shards.dataset, f"{config.run.root}/reference", "logprob", str(root / "labels"))
     learns = {"objective.source": "dpo", "objective.labels": str(root / "labels"), "objective.beta": 0.5}

@@ -121,8 +121,8 @@ def current_folder_first() -> Plant:
 
 @fixed(
     "542dbedc",
-    "unit/api/test_doctor_gpus.py",
-    found_by="api/test_doctor_gpus.py::test_processes_that_talk_import_nothing_from_the_current_folder",
+    "unit/api/test_doctor.py",
+    found_by="api/test_doctor.py::test_the_command_checks_this_machine_and_a_store_and_leaves_nothing",
 )
 def doctor_imports_from_here() -> Plant:
     """Processes that springtide doctor starts imported from the current folder first."""

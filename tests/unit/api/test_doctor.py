@@ -18,10 +18,15 @@ from springtide.storage import Folder
 
 @pytest.mark.processes
 def test_the_command_checks_this_machine_and_a_store_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor do the processes that it starts import anything from the current folder."""
+    (tmp_path / "torch.py").write_text("raise ImportError('of a stranger')")
+    monkeypatch.chdir(tmp_path)
     status = main(["doctor", "--store", str(tmp_path / "store"), "--root", str(tmp_path), "--json"])
-    shown = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert "stranger" not in said
+    shown = json.loads(said)
     found = {one["name"]: one for one in shown["checks"]}
     assert status == (0 if shown["ok"] else 1)
     assert {

@@ -31,7 +31,9 @@ def edited(ids: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarra
 
 
 def jaccard(one: np.ndarray, other: np.ndarray) -> float:
-    sets = [{tuple(ids[i : i + SHINGLE]) for i in range(len(ids) - SHINGLE + 1)} for ids in (one, other)]
+    sets = [
+        {tuple(ids[i : i + SHINGLE]) for i in range(len(ids) - SHINGLE + 1)} for ids in (one.tolist(), other.tolist())
+    ]
     return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
 
 

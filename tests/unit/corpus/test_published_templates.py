@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -58,12 +59,18 @@ def rendered(
     return whole, [whole[begin:end] for begin, end in (spans[0] if spans else ())]
 
 
+@functools.cache
+def template_of(family: str) -> ChatTemplate:
+    """A family's template as published; it is compiled, and tried out in a process, once."""
+    return ChatTemplate(family, trl_template(family), VOCABULARY, None)
+
+
 @pytest.mark.parametrize(("family", "chat"), CASES)
 def test_a_published_template_gives_the_text_of_transformers(family: str, chat: str) -> None:
     """The pieces join to what transformers renders; a template that leaves the end of the last answer to the next turn gets it.
     An answer begins where the prompt of its turn ends, or before the thoughts that a prompt opens."""
     text, turns = trl_template(family), CHATS[chat]
-    pieces = ChatTemplate(family, text, VOCABULARY, None).pieces(turns)
+    pieces = template_of(family).pieces(turns)
     whole, _ = rendered(text, turns)
     joined = "".join(piece for piece, _ in pieces)
     assert joined == whole + ("<|user|>" if family == "glm4moe" else "")
@@ -83,7 +90,7 @@ def test_a_published_template_gives_the_text_of_transformers(family: str, chat: 
 def test_answers_of_a_published_template_are_those_that_trl_marks(family: str, chat: str) -> None:
     """TRL marks what is predicted here; besides, line breaks after it, and what the prompt of the turn gives anyhow."""
     turns = CHATS[chat]
-    pieces = ChatTemplate(family, trl_template(family), VOCABULARY, None).pieces(turns)
+    pieces = template_of(family).pieces(turns)
     whole, marked = rendered(trl_template(f"{family}_training"), turns)
     if whole != "".join(piece for piece, _ in pieces):
         # its template for training gives another text than the model's: with the thoughts of earlier turns
@@ -106,7 +113,7 @@ def test_answers_of_a_published_template_are_those_that_trl_marks(family: str, c
 
 @pytest.mark.parametrize("family", ENDS)
 def test_a_published_template_says_what_ends_an_answer(family: str) -> None:
-    template = ChatTemplate(family, trl_template(family), VOCABULARY, None)
+    template = template_of(family)
     assert tuple(VOCABULARY.tokenizer.id_to_token(index) for index in template.ends) == ENDS[family]
 
 

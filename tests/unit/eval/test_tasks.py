@@ -50,6 +50,20 @@ def installed() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def few_installed() -> Iterator[None]:
+    """Two families of the package's tasks; that it reads them all takes seconds."""
+    import lm_eval.tasks
+
+    from springtide.eval import harness
+
+    root = Path(lm_eval.tasks.__file__).parent
+    manager = harness.TaskManager(include_path=[root / "sciq", root / "kobest"], include_defaults=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness, "TaskManager", lambda: manager)
+        yield
+
+
+@pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return chat_run(tmp_path_factory.mktemp("run"))
 
@@ -187,7 +201,7 @@ def test_the_command_scores_a_task_of_the_package(
         (["--tasks", "kobest_copa"], "metric = 'f1': is code of the Hugging Face Hub"),
     ],
 )
-@pytest.mark.usefixtures("installed")
+@pytest.mark.usefixtures("few_installed")
 def test_what_cannot_be_evaluated_is_refused_by_name(
     run: Run,
     options: list[str],

@@ -55,17 +55,22 @@ def check_finished(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert (row["state"], row["step"]) == ("finished", row["num_steps"])
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_verify_and_report_answer_as_then(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_and_report_answer_as_then(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in RUNS:
+        check_proof_and_book(name, capsys)
+
+
+def check_proof_and_book(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`verify` and `report` of a run answer as they did then."""
     proof, then = answer_json(capsys, "verify", RUNS[name]), made()["verify"][name]
-    assert proof["ok"]
+    assert proof["ok"], name
     same = ("steps_checked", "steps_trained_again", "world_sizes", "order_identity", "steps_proven_by_chain", "missing")
-    assert {key: proof[key] for key in same} == {key: then[key] for key in same}
+    assert {key: proof[key] for key in same} == {key: then[key] for key in same}, name
     book, then = answer_json(capsys, "report", RUNS[name]), made()["report"][name]
     for key in ("tokens", "held", "goodput"):
-        assert book[key] == pytest.approx(then[key]), key
+        assert book[key] == pytest.approx(then[key]), (name, key)
     restarts = [[(one["step"], one["steps_lost"]) for one in each["restarts"]] for each in (book, then)]
-    assert restarts[0] == restarts[1]
+    assert restarts[0] == restarts[1], name
     assert f"run {RUNS[name].name}: " in answer(capsys, "report", RUNS[name])
 
 
@@ -92,19 +97,25 @@ def test_looks_at_runs_datasets_and_two_runs(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "own"])
-def test_models_export_the_same_weights(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_export_the_same_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in RUNS:
+        if name != "own":
+            check_weights(name, tmp_path / name, capsys)
+
+
+def check_weights(name: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model of a run has the weights and the held-out loss that it had then."""
     from safetensors.numpy import load_file
 
-    found = answer_json(capsys, "model", "export", RUNS[name], "--out", tmp_path / "export")
+    found = answer_json(capsys, "model", "export", RUNS[name], "--out", out)
     then = made()["export"][name]
     assert (found["checkpoint"].rpartition("/")[2], found["architecture"]) == (then["checkpoint"], then["architecture"])
-    tensors = load_file(tmp_path / "export" / "model.safetensors")
+    tensors = load_file(out / "model.safetensors")
     sums = {key: float(abs(tensor.astype("float64")).sum()) for key, tensor in tensors.items()}
-    assert sums == pytest.approx(then["sums"], rel=1e-5)
-    assert {key: list(tensor.shape) for key, tensor in tensors.items()} == then["shapes"]
+    assert sums == pytest.approx(then["sums"], rel=1e-5), name
+    assert {key: list(tensor.shape) for key, tensor in tensors.items()} == then["shapes"], name
     evaluated, then = answer_json(capsys, "model", "evaluate", RUNS[name]), made()["evaluate"][name]
-    assert evaluated["heldout_loss"] == pytest.approx(then["heldout_loss"], abs=CLOSE)
+    assert evaluated["heldout_loss"] == pytest.approx(then["heldout_loss"], abs=CLOSE), name
 
 
 def test_finished_run_has_nothing_left(capsys: pytest.CaptureFixture[str]) -> None:

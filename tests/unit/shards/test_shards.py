@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
-import datasets
 import duckdb
 import numpy as np
 import pandas
@@ -101,6 +101,8 @@ def test_other_programs_read_shards_as_they_are(tiny: Config, tmp_path: Path) ->
     rows = SplitReader(Folder(tiny.shards.dataset), manifest, TRAIN).read(np.arange(shard.rows))
     by_pandas = pandas.read_parquet(path)
     by_duckdb = duckdb.sql(f"select * from '{path}' order by sample_id").df()
+    import datasets  # its import takes seconds
+
     by_datasets = datasets.Dataset.from_parquet(path, cache_dir=str(tmp_path)).to_pandas()
     for found in (by_pandas, by_duckdb, by_datasets):
         assert np.array_equal(found["sample_id"], rows.sample_ids)
@@ -212,12 +214,14 @@ def test_a_tokenizer_that_is_not_the_sealed_one_is_refused(tiny: Config, tmp_pat
 
 def test_half_a_dataset_is_made_again(tiny: Config, tmp_path: object) -> None:
     unprepared = tiny.override({"shards.dataset": "", "shards.root": str(tmp_path)})
-    dataset = Folder(prepare(unprepared).shards.dataset)
+    dataset = Folder(shutil.copytree(tiny.shards.dataset, f"{tmp_path}/{Path(tiny.shards.dataset).name}"))
     dataset.remove(MANIFEST)
     dataset.write("train-00000.parquet", b"what a killed prepare left")
     with pytest.raises(CorpusError, match="springtide data prepare"):
         load_manifest(dataset)
-    manifest, _ = open_dataset(prepare(unprepared).shards.dataset)
+    again = prepare(unprepared).shards.dataset
+    assert again == dataset.url
+    manifest, _ = open_dataset(again)
     check_shard(dataset, manifest.splits[TRAIN].shards[0])
 
 
@@ -226,7 +230,7 @@ def test_half_a_dataset_is_made_again(tiny: Config, tmp_path: object) -> None:
 def test_a_shard_that_changed_is_named_with_both_digests(
     tiny: Config, tmp_path: object, where: float, how: str
 ) -> None:
-    dataset = Folder(prepare(tiny.override({"shards.dataset": "", "shards.root": str(tmp_path)})).shards.dataset)
+    dataset = Folder(shutil.copytree(tiny.shards.dataset, f"{tmp_path}/data"))
     manifest, _ = open_dataset(dataset.url)
     split = manifest.splits[TRAIN]
     shard = split.shards[0]
