@@ -62,8 +62,9 @@ def _prepare(options: argparse.Namespace) -> int:
                 os.fchmod(file.fileno(), 0o600)
             file.write(configs.dump(config))
     if not (labels and options.json):
-        made = [config.stream.mixture[name] for name, url in mixture.items() if not url][:1]  # one corpus fills them all
-        for url in made or dict.fromkeys(mixture.values()) or [config.shards.dataset]:
+        made = [config.stream.mixture[name] for name, url in mixture.items() if not url]
+        # one corpus fills all of these places
+        for url in made[:1] or dict.fromkeys(mixture.values()) or [config.shards.dataset]:
             show_dataset(url, False, options.json)
     return _label(config, options) if labels else 0
 
