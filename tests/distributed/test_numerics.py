@@ -118,8 +118,8 @@ def test_losses_are_equal_at_any_world_size(
 
 
 def test_a_run_resized_at_every_restart_has_the_bits_of_the_uninterrupted_one(tiny: Config, ranks: Ranks) -> None:
-    exact = named(tiny, "exact", parallel__reduction="fp64", stream__lanes=6, train__eval_tokens=0)
-    exact = named(exact, "exact", checkpoint__stage="/dev/shm")  # through the processes that write
+    changes = {"parallel__reduction": "fp64", "stream__lanes": 6, "train__eval_tokens": 0}
+    exact = named(tiny, "exact", **changes, checkpoint__stage="/dev/shm")  # through the processes that write
     whole, state = steps(run_here(train, exact)), run_here(full_state, exact)
     assert sorted(whole) == list(range(1, 61))
     config, last, chains = named(exact, "resized"), 0, [""]
@@ -220,8 +220,8 @@ def test_a_rank_that_holds_up_the_others_is_named_once_with_its_node(tiny: Confi
 @pytest.mark.full
 @pytest.mark.parametrize("load_on", [1, 2, 3, 8])
 def test_a_checkpoint_of_four_ranks_is_bit_equal_on_any_number(tiny: Config, ranks: Ranks, load_on: int) -> None:
-    config = named(tiny, "reshard", train__total=12 * 64 * 3, optim__warmup=0, train__eval_tokens=0)
-    config = named(config, "reshard", checkpoint__stage="/dev/shm")
+    short = {"train__total": 12 * 64 * 3, "optim__warmup": 0, "train__eval_tokens": 0}
+    config = named(tiny, "reshard", **short, checkpoint__stage="/dev/shm")
     ranks(4, train, config)
     expected = ranks(4, full_state, config)[0]
     for found in ranks(load_on, full_state, config):

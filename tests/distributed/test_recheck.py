@@ -133,8 +133,8 @@ def test_honest_devices_agree_and_learn_the_same_bits_with_and_without_checks(
     config: Config, ranks: Ranks, world_size: int, changes: dict[str, Any]
 ) -> None:
     parallel = {f"parallel__{key}": value for key, value in changes.items()}
-    short = {"train__total": 8 * 12 * 64, "optim__warmup": 0, "checkpoint__every_steps": 0, "checkpoint__stage": ""}
-    short["elastic__min_workers"] = 4
+    short = {"train__total": 8 * 12 * 64, "optim__warmup": 0, "elastic__min_workers": 4}
+    short |= {"checkpoint__every_steps": 0, "checkpoint__stage": ""}
     name = "-".join(map(str, changes.values()))
     checked = named(config, name, **parallel, **short)
     unchecked = named(checked, f"{name}-unchecked", elastic__recheck=0.0)

@@ -20,7 +20,7 @@ _OURS = "springtide"
 _RAY_WORKER = "default_worker.py"
 _MOST_DATASETS = 100
 _NO_BRANCH = "HEAD"
-"""What git gives as the branch if a commit is checked out by its id."""
+"""Name that ``git rev-parse --abbrev-ref`` prints in place of a branch if the checkout has a detached HEAD."""
 _EMPTY = "SPRINGTIDE_EMPTY"
 """Name of an environment variable that is set to an empty value. ``git --config-env`` copies it into settings that must be
 blank. Unlike ``git -c``, this works for any characters in a setting's name."""

@@ -53,7 +53,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
     config = config_of(options, runs_code=False)
     labels = _check_labels(config, options)
-    mixture = config.stream.mixture
+    empty = [name for name, url in config.stream.mixture.items() if not url]  # ``prepare`` fills in one dataset for all
     with progress_bars() as progress:
         config = prepare(config, progress)
     if options.save:
@@ -62,9 +62,8 @@ def _prepare(options: argparse.Namespace) -> int:
                 os.fchmod(file.fileno(), 0o600)
             file.write(configs.dump(config))
     if not (labels and options.json):
-        made = [config.stream.mixture[name] for name, url in mixture.items() if not url]
-        # one corpus fills all of these places
-        for url in made[:1] or dict.fromkeys(mixture.values()) or [config.shards.dataset]:
+        mixture = config.stream.mixture
+        for url in dict.fromkeys(mixture[name] for name in empty or mixture) or [config.shards.dataset]:
             show_dataset(url, False, options.json)
     return _label(config, options) if labels else 0
 

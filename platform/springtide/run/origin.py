@@ -22,7 +22,7 @@ class Origin:
     commit: _Text = ""
     """Git commit that was checked out in the working directory of the command; empty if that is no git checkout."""
     branch: _Text = ""
-    """Empty also if a commit is checked out that is no branch's, as CI does."""
+    """Name of the git branch; empty without a commit, and for a detached HEAD, as in many CI systems."""
     repository: _Text = ""
     """URL of the git remote ``origin``."""
     is_changed: bool = False

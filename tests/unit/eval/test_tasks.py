@@ -38,29 +38,29 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def installed() -> Iterator[None]:
-    """The package's thousands of task files are read once."""
+def read_once(**options: Any) -> Iterator[None]:
+    """For a fixture: the task files that ``options`` name, by default the package's thousands, are read once."""
     from springtide.eval import harness
 
-    manager = harness.TaskManager()
+    manager = harness.TaskManager(**options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "TaskManager", lambda: manager)
         yield
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[None]:
+    """All tasks of the package."""
+    yield from read_once()
 
 
 @pytest.fixture(scope="module")
 def few_installed() -> Iterator[None]:
-    """Two families of the package's tasks; that it reads them all takes seconds."""
+    """Two families of the package's tasks: to read them all takes seconds."""
     import lm_eval.tasks
 
-    from springtide.eval import harness
-
     root = Path(lm_eval.tasks.__file__).parent
-    manager = harness.TaskManager(include_path=[root / "sciq", root / "kobest"], include_defaults=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(harness, "TaskManager", lambda: manager)
-        yield
+    yield from read_once(include_path=[root / "sciq", root / "kobest"], include_defaults=False)
 
 
 @pytest.fixture(scope="module")

@@ -95,14 +95,14 @@ def test_an_id_that_the_vocabulary_does_not_have_is_refused(tmp_path: Path, toke
 
 
 def test_other_programs_read_shards_as_they_are(tiny: Config, tmp_path: Path) -> None:
+    import datasets  # takes seconds, which no other test here needs
+
     manifest, _ = open_dataset(tiny.shards.dataset)
     shard = manifest.splits[TRAIN].shards[0]
     path = Folder(tiny.shards.dataset).where(shard.name)
     rows = SplitReader(Folder(tiny.shards.dataset), manifest, TRAIN).read(np.arange(shard.rows))
     by_pandas = pandas.read_parquet(path)
     by_duckdb = duckdb.sql(f"select * from '{path}' order by sample_id").df()
-    import datasets  # its import takes seconds
-
     by_datasets = datasets.Dataset.from_parquet(path, cache_dir=str(tmp_path)).to_pandas()
     for found in (by_pandas, by_duckdb, by_datasets):
         assert np.array_equal(found["sample_id"], rows.sample_ids)

@@ -164,8 +164,8 @@ def diagnose(
     workers: Sequence[Worker], run: Folder, step: int, known: Collection[int] = ()
 ) -> tuple[str, list[Worker]]:
     """Write the stacks and newest collectives of ``workers``, ordered by rank, to the run's folder. Returns a summary, and the
-    workers whose process is gone. A process that is alive but returns no stack counts as busy. ``known``: ranks that are known
-    not to answer: they are neither waited for nor probed again."""
+    workers whose process is gone. A process that is alive but returns no stack counts as busy. ``known``: ranks that did
+    not answer a moment ago. They count as gone, and are neither waited for nor probed again."""
     asked = [worker.actor.execute.remote(stacks) for worker in workers]
     others = [answer for rank, answer in enumerate(asked) if rank not in known]
     done = set(ray.wait(others, num_returns=len(others), timeout=_ANSWER_S)[0]) if others else set()
@@ -181,7 +181,7 @@ def diagnose(
             unheard[where] = worker
         newest = "".join(f"{one.describe()}\n" for one in collectives.get(rank, ()))
         text += f"{where}\n{newest}{found or 'does not answer'}\n\n"
-    lost = {workers[rank].actor for rank in known}  # probed a moment ago: another probe of each takes a second
+    lost = {workers[rank].actor for rank in known}  # another probe takes a second
     with contextlib.suppress(RayError, OSError):  # if the probe fails, no other process counts as gone
         lost |= silent_processes(
             {worker.actor: worker.metadata.node_id for worker in unheard.values() if worker.actor not in lost}
